@@ -1,0 +1,36 @@
+# Every target makes what it needs: a .venv, installed once and again when the pins change. Only Python >= 3.11 and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SEED ?= 0
+OUT ?= runs/quickstart
+
+.PHONY: quickstart test test-all lint tiny-model clean
+
+quickstart: $(VENV)/installed ## the main job: a team learns, the report proves it
+	$(BIN)/gruppo quickstart --seed $(SEED) --out $(OUT)
+
+test: $(VENV)/installed ## lint and the fast tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python -m pytest
+
+test-all: $(VENV)/installed ## all tests, the slow ones too
+	$(BIN)/python -m pytest -m "slow or not slow"
+
+tiny-model: $(VENV)/installed ## make the embedded model anew (about ten minutes)
+	$(BIN)/python scripts/make_tiny_model.py
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gruppo needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	rm -rf $(VENV)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+clean: ## remove the environment and all runs
+	rm -rf $(VENV) runs

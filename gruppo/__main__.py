@@ -1,0 +1,5 @@
+"""`python -m gruppo`: the command line."""
+
+from gruppo.cli import main
+
+main()

@@ -1,0 +1,153 @@
+"""The command line: `gruppo quickstart | sft | train | eval | report | config`. It parses and prints; the work is done elsewhere.
+
+Torch is slow to import, so what needs it is imported by the command that runs it: `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from gruppo.config import dump, load, parse_overrides, schema_rows
+from gruppo.errors import ConfigError, GruppoError, UserError
+from gruppo.log import Log
+
+QUICKSTART = Path(__file__).parent / "quickstart.toml"
+OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+app = typer.Typer(
+    help="Train teams of tool-using LLM agents. Any setting can be given as --table.key value; see `gruppo config --keys`.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ConfigFiles = Annotated[list[Path] | None, typer.Option("--config", "-c", help="TOML file; several are laid over each other.")]
+Out = Annotated[Path, typer.Option(help="The run folder.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, with its own config.")]
+RunPath = Annotated[Path, typer.Argument(help="A run folder.")]
+
+
+def main() -> None:
+    """Entry point: user errors are one line on standard error and exit code 2, others of gruppo's exit code 1."""
+    warnings.simplefilter("default", UserWarning)
+    try:
+        app()
+    except UserError as error:
+        stop(f"error: {error}", 2)
+    except GruppoError as error:
+        stop(f"failed: {error}", 1)
+    except KeyboardInterrupt:
+        stop("stopped; go on with --resume", 130)
+
+
+def stop(message: str, code: int) -> None:
+    """Print one line and exit."""
+    print(message, file=sys.stderr)
+    sys.exit(code)
+
+
+@app.command(context_settings=OVERRIDES)
+def quickstart(
+    context: typer.Context,
+    out: Out = Path("runs/quickstart"),
+    seed: Annotated[int, typer.Option(help="Another seed, another run.")] = 0,
+    resume: Resume = False,
+) -> None:
+    """The main job: a planner, an executor and a verifier learn to plan and use tools, on a laptop, in minutes."""
+    summary = run_training([QUICKSTART], {"seed": str(seed), **parse_overrides(context.args)}, out, resume)
+    print_summary(summary, out)
+
+
+@app.command(context_settings=OVERRIDES)
+def train(context: typer.Context, config: ConfigFiles = None, out: Out = Path("runs/train"), resume: Resume = False) -> None:
+    """Cold start (if sft.steps > 0), then reinforcement learning."""
+    print_summary(run_training(config or [], parse_overrides(context.args), out, resume), out)
+
+
+@app.command(context_settings=OVERRIDES)
+def sft(context: typer.Context, config: ConfigFiles = None, out: Out = Path("runs/sft"), resume: Resume = False) -> None:
+    """The cold start alone: supervised fine-tuning on gold plans."""
+    overrides = {"train.steps": "0", **parse_overrides(context.args)}
+    print_summary(run_training(config or [], overrides, out, resume), out)
+
+
+@app.command("eval")
+def evaluate(
+    run: RunPath,
+    step: Annotated[int | None, typer.Option(help="Which checkpoint; default: the newest.")] = None,
+    mode: Annotated[str, typer.Option(help="greedy or sampled (temperature 1).")] = "greedy",
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """A trained run against its untrained team, task by task, on the test split."""
+    from gruppo import stages
+
+    found = stages.evaluate_run(run, step, mode, Log())
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    table = Table("family", "tasks", "before", "after", title=f"{run}, step {found['step']}, {mode}")
+    families = found["after"].get("by_family", {})
+    for name, after in families.items():
+        before = found["before"]["by_family"][name]["success"]
+        table.add_row(name, str(after["n"]), f"{before:.1%}", f"{after['success']:.1%}")
+    comparison = found["comparison"]
+    low, high = comparison["gain_ci95"]
+    Console().print(table)
+    print(f"gain {comparison['gain']:+.1%} (95% interval {low:+.1%} to {high:+.1%}) on {comparison['n']} tasks")
+
+
+@app.command()
+def report(run: RunPath) -> None:
+    """Write report.html and report.json anew from what the run has on disk."""
+    from gruppo import stages
+
+    print_summary(stages.report_of(run), run)
+
+
+@app.command(context_settings=OVERRIDES)
+def config(
+    context: typer.Context,
+    config: ConfigFiles = None,
+    keys: Annotated[bool, typer.Option("--keys", help="List every key with its type, default and meaning.")] = False,
+) -> None:
+    """Check a config and print it resolved, as TOML. Runs nothing."""
+    from gruppo.run import RunConfig
+
+    if keys:
+        table = Table("key", "type", "default", "meaning")
+        for row in schema_rows(RunConfig):
+            table.add_row(*row)
+        Console().print(table)
+        return
+    print(dump(load(RunConfig, config or [], parse_overrides(context.args))), end="")
+
+
+def run_training(files: list[Path], overrides: dict[str, str], out: Path, resume: bool) -> dict[str, Any]:
+    """Load the config (a resumed run's is its own) and play the stages."""
+    from gruppo import stages
+    from gruppo.run import RunConfig
+
+    changed = {key for key in overrides if key not in ("seed", "train.steps")}
+    if resume and changed:
+        raise ConfigError(f"--{min(changed)}: a resumed run goes on with its own config; leave it out, or start anew with --out")
+    if resume:
+        return stages.train(load(RunConfig, [stages.config_of(out)]), out, True, Log())
+    return stages.train(load(RunConfig, files, overrides), out, False, Log())
+
+
+def print_summary(summary: dict[str, Any], out: Path) -> None:
+    """The figures of report.json and where the report is."""
+    print(json.dumps({key: value for key, value in summary.items() if key != "notes"}, indent=2))
+    print(f"report: {out / 'report.html'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""Playing held-out tasks: the same rollout as in training, at a fixed temperature, once per task or more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gruppo.data.base import TaskSet
+from gruppo.evaluation.metrics import summarise
+from gruppo.rollout import Rollout
+from gruppo.types import Group, Task
+
+MODES: Mapping[str, float] = {"greedy": 0.0, "sampled": 1.0}
+"""Name -> temperature of the trained roles."""
+
+
+def evaluate(rollout: Rollout, tasks: TaskSet, mode: str, attempts: int = 1) -> list[Group]:
+    """One scored group per task. Draws depend on the task alone, so that evaluations can be compared task by task."""
+    return rollout.at_temperature(MODES[mode]).collect(tasks, attempts, seed=0, label=f"eval-{mode}")
+
+
+def family_of(task: Task) -> str:
+    """The family that the task file gives, else its source."""
+    return str(task.extra_info.get("family") or task.source or "all")
+
+
+def summary_of(groups: list[Group]) -> dict[str, Any]:
+    """`metrics.summarise` by family."""
+    return summarise(groups, family_of)

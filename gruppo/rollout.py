@@ -1,0 +1,175 @@
+"""The rollout: tasks times attempts, played as concurrent episodes, returned as scored groups.
+
+Episodes are tasks on one event loop. In lockstep, all that wait for the same moment are sampled in one batch, in a fixed
+order, so that the same seeds give the same bits. A failed episode is data; it never stops its siblings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pydantic import Field
+
+from gruppo.config import Config
+from gruppo.errors import EngineError, TeamError, ToolError, UserError
+from gruppo.rewards.rules import score_group
+from gruppo.teams.base import Cast, Ended, Role, Team, seed_of
+from gruppo.types import Completion, Engine, Episode, Group, Outcome, Request, Reward, Task, Tool
+
+Key = tuple[int, int, int]  # (task, attempt, submission): the order of a batch
+
+
+class RolloutConfig(Config):
+    """How episodes are played."""
+
+    max_seconds: float = Field(600.0, gt=0)
+    """Deadline of one episode; past it the harness, not the agent, has failed."""
+    retries: int = Field(1, ge=0)
+    """How often an episode that failed for an infrastructure reason is played again."""
+    max_concurrent: int = Field(1024, ge=1)
+    """Episodes in the air at once; more are played in waves, so that batches don't depend on timing."""
+
+
+class Lockstep:
+    """Collects requests until every live episode waits for one, then asks the engines once for all of them."""
+
+    def __init__(self, engines: Mapping[str, Engine]) -> None:
+        self._engines = engines
+        self._live = 0
+        self._waiting: dict[Key, tuple[str, Request, asyncio.Future[Completion]]] = {}
+        self._asking: set[asyncio.Task[None]] = set()
+
+    def enter(self) -> None:
+        """An episode begins: no batch goes out before it asks or leaves."""
+        self._live += 1
+
+    def leave(self) -> None:
+        """An episode ended."""
+        self._live -= 1
+        self._check_soon()
+
+    async def submit(self, key: Key, engine: str, request: Request) -> Completion:
+        """Wait for the batch and return this request's completion."""
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._waiting[key] = (engine, request, future)
+        self._check_soon()
+        try:
+            return await future
+        finally:
+            self._waiting.pop(key, None)
+
+    def _check_soon(self) -> None:
+        # Not at once: episodes that are ready to run have yet to enter, or to ask.
+        asyncio.get_running_loop().call_soon(self._ask_if_all_wait)
+
+    def _ask_if_all_wait(self) -> None:
+        if not self._waiting or len(self._waiting) < self._live:
+            return
+        batch = [self._waiting.pop(key) for key in sorted(self._waiting)]
+        for name in sorted({engine for engine, _, _ in batch}):
+            asking = asyncio.ensure_future(self._ask(name, [entry for entry in batch if entry[0] == name]))
+            self._asking.add(asking)
+            asking.add_done_callback(self._asking.discard)
+
+    async def _ask(self, name: str, batch: Sequence[tuple[str, Request, asyncio.Future[Completion]]]) -> None:
+        try:
+            answers = await self._engines[name].generate([request for _, request, _ in batch])
+        except Exception as error:  # whatever it was, each waiting episode must hear of it
+            for _, _, future in batch:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        for (_, _, future), answer in zip(batch, answers, strict=True):
+            if not future.done():
+                future.set_result(answer)
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Everything that plays: the team, its roles, their engines and tools, and the rewards that score it."""
+
+    team: Team
+    roles: Mapping[str, Role]
+    engines: Mapping[str, Engine]
+    tools: Mapping[str, Tool]
+    rewards: Mapping[str, tuple[Reward, float]]
+    config: RolloutConfig
+    on_episode: Callable[[Episode], None] = lambda episode: None
+
+    def at_temperature(self, temperature: float) -> Rollout:
+        """The same, its trainable roles sampling at another temperature."""
+        roles = {
+            name: replace(role, sampling=replace(role.sampling, temperature=temperature)) if role.trainable else role
+            for name, role in self.roles.items()
+        }
+        return replace(self, roles=roles)
+
+    def collect(self, tasks: Sequence[Task], attempts: int, seed: int, label: str) -> list[Group]:
+        """One scored group per task, in order. `seed` and `label` fix every draw; the label names the groups.
+
+        Raises TeamError if every episode failed in the team's own program, RewardError for a broken reward function.
+        """
+        groups = asyncio.run(self._play_all(tasks, attempts, seed, label))
+        episodes = [episode for group in groups for episode in group.episodes]
+        if episodes and all(episode.outcome == Outcome.team_failed for episode in episodes):
+            raise TeamError(f"the team failed in all {len(episodes)} episodes: {episodes[0].error}")
+        for group in groups:
+            score_group(self.rewards, group)
+        return groups
+
+    async def _play_all(self, tasks: Sequence[Task], attempts: int, seed: int, label: str) -> list[Group]:
+        lockstep = Lockstep(self.engines)
+        places = [(place, task, attempt) for place, task in enumerate(tasks) for attempt in range(attempts)]
+        episodes: list[Episode] = []
+        for start in range(0, len(places), self.config.max_concurrent):
+            wave = places[start : start + self.config.max_concurrent]
+            episodes += await asyncio.gather(*(self._play(lockstep, at, seed, f"{label}/{at[1].id}") for at in wave))
+        cut = [episodes[start : start + attempts] for start in range(0, len(episodes), attempts)]
+        return [Group(f"{label}/{task.id}", task, list(own)) for task, own in zip(tasks, cut, strict=True)]
+
+    async def _play(self, lockstep: Lockstep, at: tuple[int, Task, int], seed: int, group_id: str) -> Episode:
+        """One attempt, played again with the same seed while the infrastructure fails it."""
+        place, task, attempt = at
+        lockstep.enter()
+        try:
+            for retry in range(self.config.retries + 1):
+                episode = Episode(task.id, group_id, attempt, seed_of(seed, group_id, attempt), retries=retry)
+                await self._attempt(lockstep, (place, attempt), task, episode)
+                if not episode.outcome.is_infrastructure:
+                    break
+        finally:
+            lockstep.leave()
+        self.on_episode(episode)
+        return episode
+
+    async def _attempt(self, lockstep: Lockstep, at: tuple[int, int], task: Task, episode: Episode) -> None:
+        """Fill `episode`. Whatever the team, the engine or a tool raises becomes its outcome."""
+        count = 0
+
+        def submit(engine: str, request: Request) -> Awaitable[Completion]:
+            nonlocal count
+            count += 1
+            return lockstep.submit((*at, count), engine, request)
+
+        cast = Cast(episode, self.roles, self.tools, submit)
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(self.config.max_seconds):
+                episode.answer = await self.team.play(task, cast)
+            episode.outcome = cast.outcome
+        except Ended as ended:
+            episode.outcome, episode.error = ended.outcome, str(ended)
+        except EngineError as error:
+            episode.outcome, episode.error = Outcome.engine_failed, str(error)
+        except ToolError as error:
+            episode.outcome, episode.error = Outcome.tool_failed, str(error)
+        except TimeoutError:
+            episode.outcome, episode.error = Outcome.timeout, f"no answer within {self.config.max_seconds} s"
+        except UserError:
+            raise
+        except Exception as error:  # a team is foreign code: its failure is this episode's, not its siblings'
+            episode.outcome, episode.error = Outcome.team_failed, f"{type(error).__name__}: {error}"
+        episode.seconds = time.monotonic() - started

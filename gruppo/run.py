@@ -1,0 +1,264 @@
+"""The parts of a run, put together from its config: the one file that knows every family, so that no part looks for another.
+
+It starts nothing: `stages.py` plays a run from beginning to end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pydantic import Field
+
+from gruppo.algorithms import AlgorithmConfig
+from gruppo.algorithms.batching import Row, row_of
+from gruppo.chat import encode_action, render
+from gruppo.config import Config, load_object, suggest
+from gruppo.data.base import TaskSet
+from gruppo.data.files import read_tasks
+from gruppo.data.world import build_world, gold_reply, world_tasks
+from gruppo.engines.local import LocalEngine
+from gruppo.engines.openai import OpenAIConfig, OpenAIEngine
+from gruppo.engines.scripted import ScriptedEngine
+from gruppo.errors import ConfigError, DataError
+from gruppo.rewards import REWARDS
+from gruppo.rollout import Rollout, RolloutConfig
+from gruppo.teams import TEAMS
+from gruppo.teams.base import Prompt, Role, Team
+from gruppo.teams.solo import SoloConfig
+from gruppo.teams.solver import SolverConfig
+from gruppo.tools.python import PythonTool
+from gruppo.tools.search import BM25Index, Passage
+from gruppo.tools.wikipedia import WikipediaTool
+from gruppo.training.grpo import GRPOConfig
+from gruppo.training.learner import Learner, ModelConfig, PolicyConfig
+from gruppo.training.sft import SFTConfig
+from gruppo.types import Engine, Sampling, Tool
+
+
+class TasksConfig(Config):
+    """Where tasks come from."""
+
+    train: str = "world"
+    """"world" (embedded), or a task file (.jsonl, .json, .csv, .parquet)."""
+    validation: str = "world"
+    """For evaluations during training: "world" or a task file."""
+    test: str = "world"
+    """For the evaluations before and after: "world" or a task file."""
+    columns: dict[str, str] = {}
+    """Our column -> its name in the task files."""
+    families: list[str] = ["compute", "lookup", "compute-lookup", "lookup-compute", "lookup-lookup"]
+    """Question families drawn from the world."""
+    world_seed: int = 0
+    """Which world."""
+    num_train: int = Field(1000, ge=1)
+    """Training tasks drawn from the world, or the most taken from a file."""
+    num_validation: int = Field(100, ge=1)
+    """As num_train."""
+    num_test: int = Field(300, ge=1)
+    """As num_train."""
+
+
+class TeamConfig(Config):
+    """Which program plays, and its limits."""
+
+    program: str = "solver"
+    """"solver", "solo", or your own class: "file.py:Name"."""
+    solver: SolverConfig = SolverConfig()
+    solo: SoloConfig = SoloConfig()
+
+
+class RoleConfig(Config):
+    """One seat of the team."""
+
+    policy: str | None = None
+    """The trained weights that play it; several roles may name the same. None: the engine's own model."""
+    trained: bool = True
+    """False: plays with its policy, which reinforcement learning leaves alone."""
+    engine: str = "local"
+    """"local", or the name of an entry in [engines]. A local role without a policy is the frozen base."""
+    temperature: float = Field(1.0, ge=0)
+    """Of sampling; 0 is greedy."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus sampling; refused below 1 for a trained role."""
+    max_tokens: int = Field(256, ge=1)
+    """Longest action."""
+    stop: list[str] = []
+    """Strings that end an action."""
+    system: str | None = None
+    """Replaces the team's system prompt."""
+    user: str | None = None
+    """Replaces the team's user prompt; may hold the team's {fields}."""
+
+
+class ToolsConfig(Config):
+    """What the agents may call."""
+
+    names: list[str] = ["python", "wikipedia"]
+    """"python", "wikipedia", or your own: "file.py:name"."""
+    corpus: str = "world"
+    """What "wikipedia" searches: "world", a folder of texts, or a .jsonl of passages."""
+    passages: int = Field(1, ge=1)
+    """Passages that a search returns."""
+    python_seconds: float = Field(5.0, gt=0)
+    """Time limit of a piece of code."""
+    python_memory_mb: int = Field(512, ge=64)
+    """Memory limit of a piece of code."""
+    allow_network: bool = False
+    """Whether code may run where the network can't be shut."""
+
+
+class EvalConfig(Config):
+    """Evaluation on the test split before, between and after."""
+
+    stages: bool = True
+    """Whether a training run evaluates the base, the cold start and the end, and writes report.html."""
+    modes: list[str] = ["greedy", "sampled"]
+    """"greedy" (temperature 0) and "sampled" (temperature 1)."""
+    attempts: int = Field(1, ge=1)
+    """Episodes per task."""
+
+
+class RunConfig(Config):
+    """Everything a run needs to know."""
+
+    title: str = "gruppo run"
+    """Heads the report."""
+    seed: int = 0
+    """Of adapters, task order and every draw."""
+    model: ModelConfig = ModelConfig()
+    policies: dict[str, PolicyConfig] = {}
+    roles: dict[str, RoleConfig] = {}
+    team: TeamConfig = TeamConfig()
+    engines: dict[str, OpenAIConfig] = {}
+    tasks: TasksConfig = TasksConfig()
+    tools: ToolsConfig = ToolsConfig()
+    rewards: dict[str, float] = {}
+    """Reward function -> weight: "exact", or your own: "file.py:name". Empty: exact."""
+    rollout: RolloutConfig = RolloutConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    sft: SFTConfig = SFTConfig()
+    train: GRPOConfig = GRPOConfig()
+    eval: EvalConfig = EvalConfig()
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """The parts of a run that do not depend on its folder."""
+
+    learner: Learner
+    rollout: Rollout
+    isolation: str
+
+    def close(self) -> None:
+        """End the tools' processes."""
+        for tool in self.rollout.tools.values():
+            if isinstance(tool, PythonTool):
+                tool.close()
+
+
+def assemble(config: RunConfig) -> Assembly:
+    """Team, roles, tools, engines, rewards and learner. Raises ConfigError for what can't be put together."""
+    team = make_team(config.team)
+    roles = {name: make_role(config, team, name) for name in order(config.roles, team)}
+    tools = make_tools(config)
+    rewards = {name: (REWARDS.get(name) or load_object(name), weight) for name, weight in (config.rewards or {"exact": 1.0}).items()}
+    learner = Learner(config.model, config.policies, config.seed)
+    engines: dict[str, Engine] = {name: OpenAIEngine(engine) for name, engine in config.engines.items()}
+    engines["local"] = LocalEngine(learner.model, learner.tokenizer, activate=learner.activate, version=learner.version)
+    rollout = Rollout(team, roles, engines, tools, rewards, config.rollout)
+    isolation = "; ".join(tool.isolation for tool in tools.values() if isinstance(tool, PythonTool))
+    return Assembly(learner, rollout, isolation)
+
+
+def make_team(config: TeamConfig) -> Team:
+    """The team's program."""
+    if config.program in TEAMS:
+        return TEAMS[config.program]({"solver": config.solver, "solo": config.solo}[config.program])
+    if ":" not in config.program:
+        raise ConfigError(f"team.program = {config.program!r}: no such team{suggest(config.program, TEAMS)}")
+    return load_object(config.program)()
+
+
+def order(roles: dict[str, RoleConfig], team: Team) -> list[str]:
+    """The configured roles in the team's order. Raises ConfigError for a role that the team does not have."""
+    for name in roles:
+        if name not in team.roles:
+            raise ConfigError(f"unknown role roles.{name}{suggest(name, team.roles)}")
+    return [name for name in team.roles if name in roles]
+
+
+def make_role(config: RunConfig, team: Team, name: str) -> Role:
+    """A seat with its prompt, sampling, engine and policy."""
+    role = config.roles[name]
+    if role.engine != "local" and role.engine not in config.engines:
+        raise ConfigError(f"roles.{name}.engine = {role.engine!r}: no such engine{suggest(role.engine, ['local', *config.engines])}")
+    if role.policy is not None and role.policy not in config.policies:
+        raise ConfigError(f"roles.{name}.policy = {role.policy!r}: no such policy{suggest(role.policy, config.policies)}")
+    if role.policy is not None and role.engine != "local":
+        raise ConfigError(f"roles.{name}: policy {role.policy!r} plays on the local engine, not on {role.engine!r}")
+    prompt = team.prompts.get(name, Prompt("{question}"))
+    prompt = Prompt(prompt.user if role.user is None else role.user, prompt.system if role.system is None else role.system)
+    sampling = Sampling(role.temperature, role.top_p, role.max_tokens, tuple(role.stop))
+    return Role(name, prompt, sampling, role.engine, role.policy, role.policy is not None and role.trained)
+
+
+def make_tools(config: RunConfig) -> dict[str, Tool]:
+    """The tools by name. Raises ConfigError for one that can't be found, ToolError if the sandbox can't be started."""
+    tools: dict[str, Tool] = {}
+    for name in config.tools.names:
+        if name == "python":
+            limits = {"seconds": config.tools.python_seconds, "memory_mb": config.tools.python_memory_mb}
+            tool: Tool = PythonTool(**limits, allow_network=config.tools.allow_network)
+        elif name == "wikipedia":
+            tool = WikipediaTool(make_index(config), k=config.tools.passages)
+        elif ":" in name:
+            tool = load_object(name)
+        else:
+            raise ConfigError(f"tools.names: no tool {name!r}{suggest(name, ('python', 'wikipedia'))}; your own is 'file.py:name'")
+        tools[tool.name] = tool
+    return tools
+
+
+def make_index(config: RunConfig) -> BM25Index:
+    """The passages that "wikipedia" searches; each sentence of the world can be found on its own."""
+    corpus = config.tools.corpus
+    if corpus != "world":
+        return BM25Index.from_jsonl(Path(corpus)) if corpus.endswith(".jsonl") else BM25Index.from_folder(Path(corpus))
+    articles = build_world(config.tasks.world_seed).articles
+    told = [(article.title, sentence) for article in articles for sentence in article.sentences]
+    return BM25Index([Passage(str(number), title, sentence) for number, (title, sentence) in enumerate(told)])
+
+
+def make_tasks(config: RunConfig, split: str) -> TaskSet:
+    """The tasks of "train", "validation" or "test"."""
+    tasks = config.tasks
+    source = {"train": tasks.train, "validation": tasks.validation, "test": tasks.test}[split]
+    count = {"train": tasks.num_train, "validation": tasks.num_validation, "test": tasks.num_test}[split]
+    if source == "world":
+        return world_tasks(build_world(tasks.world_seed), split, count, tasks.families)
+    return read_tasks(Path(source), tasks.columns)[:count]
+
+
+def demonstrate(config: RunConfig, assembly: Assembly, tasks: TaskSet) -> dict[str, list[Row]]:
+    """Policy -> rows of gold episodes, played through the real tools. Raises DataError if a gold plan does not score 1."""
+    compact = config.team.solver.prompts == "compact"
+    wanted = [t for t in tasks if not config.sft.families or t.extra_info.get("family") in config.sft.families]
+    chosen = TaskSet(wanted, f"tasks of families {config.sft.families}").shuffle(config.seed)[: config.sft.demonstrations]
+    by_id = {task.id: task for task in chosen}
+    tokenizer = assembly.learner.tokenizer
+    gold = ScriptedEngine(
+        lambda request: gold_reply(by_id[request.context[0]], request.context[2], request.context[3], compact),
+        encode=lambda text: encode_action(tokenizer, text),
+        render=lambda messages: render(tokenizer, messages),
+    )
+    roles = {name: replace(role, engine="gold") for name, role in assembly.rollout.roles.items()}
+    rollout = replace(assembly.rollout, roles=roles, engines={"gold": gold})
+    rows: dict[str, list[Row]] = {}
+    for group in rollout.collect(chosen, 1, config.seed, "demonstrations"):
+        if group.episodes[0].reward != 1.0:
+            raise DataError(f"task {group.task.id!r}: its gold plan scores {group.episodes[0].reward}, not 1: {group.episodes[0].error}")
+        for turn in group.episodes[0].turns:
+            if turn.policy is not None:
+                rows.setdefault(turn.policy, []).append(row_of(turn))
+    return rows

@@ -1,0 +1,245 @@
+"""A run from beginning to end: evaluate the base, cold start, evaluate, reinforcement learning, evaluate, report.
+
+Each finished stage is on disk before the next begins, so a resumed run starts at the first one that is not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gruppo.config import dump, load
+from gruppo.data.base import TaskSet
+from gruppo.errors import ConfigError
+from gruppo.evaluation.evaluate import evaluate, family_of
+from gruppo.evaluation.metrics import compare, rollout_metrics, solved, summarise
+from gruppo.evaluation.report import Example, ReportData, Stage, write_report
+from gruppo.log import Log
+from gruppo.run import Assembly, RunConfig, assemble, demonstrate, make_tasks
+from gruppo.store import Run
+from gruppo.training.grpo import Parts, check, grpo
+from gruppo.training.grpo import load as load_checkpoint
+from gruppo.training.sft import sft
+from gruppo.types import Group
+
+STAGES: Mapping[str, str] = {"base": "before training", "sft": "after demonstrations", "final": "after GRPO"}
+NUM_EXAMPLES = 3
+
+
+def train(config: RunConfig, out: Path, resume: bool, log: Log) -> dict[str, Any]:
+    """Play all stages of a run in the folder `out`; returns the summary, which is also its report.json.
+
+    Raises UserError for whatever the user can mend; nothing is written before the config has been put together.
+    """
+    started = time.monotonic()
+    assembly = assemble(config)
+    check(config.train, assembly.rollout)
+    tasks = make_tasks(config, "train")
+    with Run.resume(out) if resume else Run.create(out, dump(config)) as run:
+        stages = Stages(config, assembly, run, log)
+        start = {policy: assembly.learner.fingerprint(policy) for policy in config.policies}
+        stages.evaluate("base")
+        if run.latest_checkpoint() is None and config.sft.steps:
+            cold_start(stages, tasks)
+        stages.evaluate("sft")
+        grpo(parts_of(stages, tasks), config.train)
+        stages.evaluate("final")
+        facts = {
+            "seconds": round(time.monotonic() - started, 1),
+            "changed": {policy: assembly.learner.fingerprint(policy) != start[policy] for policy in config.policies},
+            "base_unchanged": assembly.learner.fingerprint(None) == assembly.learner.base_fingerprint,
+            "isolation": assembly.isolation,
+        }
+        run.write_json("facts.json", facts)
+        assembly.close()
+        return report(run)
+
+
+@dataclass(frozen=True)
+class Stages:
+    """What every stage of a run works with."""
+
+    config: RunConfig
+    assembly: Assembly
+    run: Run
+    log: Log
+
+    def evaluate(self, stage: str) -> None:
+        """Play the test split as the team now is, unless that is on disk already."""
+        if not self.config.eval.stages:
+            return
+        tasks = make_tasks(self.config, "test")
+        for mode in self.config.eval.modes:
+            name = f"eval-{stage}-{mode}"
+            if name in self.run.list_episodes():
+                continue
+            groups = play(self.assembly, tasks, mode, self.config.eval.attempts, self.log, f"{STAGES[stage]}, {mode}")
+            self.run.write_episodes(name, groups)
+            self.log.say(f"{STAGES[stage]}, {mode}: {sentence(groups)}")
+
+
+def play(assembly: Assembly, tasks: TaskSet, mode: str, attempts: int, log: Log, title: str) -> list[Group]:
+    """Evaluate with a progress bar over episodes."""
+    with log.progress(title, len(tasks) * attempts) as progress:
+        rollout = replace(assembly.rollout, on_episode=lambda episode: progress.advance(num_episodes=1))
+        return evaluate(rollout, tasks, mode, attempts)
+
+
+def sentence(groups: Sequence[Group]) -> str:
+    """An evaluation in a few words."""
+    found = summarise(groups, family_of)
+    low, high = found["ci95"]
+    return f"success {found['success']:.1%} (95% interval {low:.1%} to {high:.1%}) on {found['n']} tasks"
+
+
+def cold_start(stages: Stages, tasks: TaskSet) -> None:
+    """Learn the demonstrations. Not saved on its own: it is short, and repeats exactly."""
+    config, learner, run = stages.config, stages.assembly.learner, stages.run
+    rows = demonstrate(config, stages.assembly, tasks)
+    run.truncate_metrics(lambda record: record.get("stage") != "sft")
+    for record in sft(learner, rows, config.sft, config.seed, stages.log):
+        run.append_metrics(record)
+
+
+def parts_of(stages: Stages, tasks: TaskSet) -> Parts:
+    """What the reinforcement learning loop works with."""
+    config, assembly = stages.config, stages.assembly
+
+    def validate(step: int) -> dict[str, float]:
+        held_out = make_tasks(config, "validation")
+        groups = play(assembly, held_out, "greedy", config.eval.attempts, stages.log, f"validation at step {step}")
+        found = summarise(groups, family_of)
+        return {"eval/success": found["success"], "eval/n": found["n"]}
+
+    return Parts(
+        run=stages.run,
+        learner=assembly.learner,
+        rollout=assembly.rollout,
+        tasks=tasks,
+        algorithm=config.algorithm,
+        seed=config.seed,
+        log=stages.log,
+        measure=rollout_metrics,
+        evaluate=validate,
+    )
+
+
+def evaluate_run(path: Path, step: int | None, mode: str, log: Log) -> dict[str, Any]:
+    """`gruppo eval`: a run's checkpoint (default: the newest) against its untrained team, on its test split."""
+    with Run.open(path) as run:
+        config = load(RunConfig, [path / "config.toml"])
+        checkpoint = run.latest_checkpoint() if step is None else run.checkpoint(step)
+        if checkpoint is None:
+            raise ConfigError(f"{path}: the run has no checkpoint yet")
+        assembly = assemble(config)
+        tasks = make_tasks(config, "test")
+        before = play(assembly, tasks, mode, config.eval.attempts, log, "untrained")
+        load_checkpoint(assembly.learner, checkpoint)
+        after = play(assembly, tasks, mode, config.eval.attempts, log, f"step {checkpoint.step}")
+        assembly.close()
+        found = {"before": summarise(before, family_of), "after": summarise(after, family_of)}
+        return {"step": checkpoint.step, "mode": mode, **found, "comparison": compare(before, after)}
+
+
+def config_of(out: Path) -> Path:
+    """The config file of an existing run."""
+    return Run.open(out).path / "config.toml"
+
+
+def report_of(path: Path) -> dict[str, Any]:
+    """`gruppo report`: as `report`, for a run that another process may be writing."""
+    with Run.resume(path) as run:
+        return report(run)
+
+
+def report(run: Run) -> dict[str, Any]:
+    """Write report.html and report.json from what the run has on disk; returns the latter."""
+    config = load(RunConfig, [run.path / "config.toml"])
+    evaluations = {name: run.read_episodes(name) for name in run.list_episodes() if name.startswith("eval-")}
+    summaries = {name.removeprefix("eval-"): summarise(groups, family_of) for name, groups in evaluations.items()}
+    metrics = run.read_metrics()
+    comparison = None
+    if {"eval-base-greedy", "eval-final-greedy"} <= evaluations.keys():
+        comparison = compare(evaluations["eval-base-greedy"], evaluations["eval-final-greedy"])
+    summary = summarise_run(run, config, summaries, comparison, metrics)
+    stages = [
+        Stage(title, summaries[f"{name}-greedy"], summaries.get(f"{name}-sampled"))
+        for name, title in STAGES.items()
+        if f"{name}-greedy" in summaries
+    ]
+    demonstrated = set(config.sft.families) if config.sft.steps else set()
+    data = ReportData(
+        title=config.title,
+        summary=summary,
+        stages=stages,
+        comparison=comparison,
+        metrics=[record for record in metrics if record.get("stage") == "grpo"],
+        examples=examples(evaluations),
+        undemonstrated=set(config.tasks.families) - demonstrated if config.sft.families else set(),
+    )
+    write_report(run.path / "report.html", data)
+    return summary
+
+
+def summarise_run(
+    run: Run, config: RunConfig, summaries: Mapping[str, Any], comparison: Any, metrics: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The content of report.json, written."""
+    facts = run.read_json("facts.json")
+    rates = {
+        short: summaries[f"{stage}-greedy"]["success"]
+        for short, stage in (("before", "base"), ("sft", "sft"), ("after", "final"))
+        if f"{stage}-greedy" in summaries
+    }
+    roles = {
+        name: {
+            "rows": int(sum(record.get(f"rows/{role.policy}", 0) for record in metrics if record["stage"] == "grpo")),
+            "changed": facts["changed"][role.policy],
+            "trained": role.trained,
+        }
+        for name, role in config.roles.items()
+        if role.policy is not None
+    }
+    summary: dict[str, Any] = {**rates, "n": 0, "seconds": facts["seconds"], "seed": config.seed, "roles": roles}
+    if comparison:
+        summary |= {key: comparison[key] for key in ("gain", "gain_ci95", "n")}
+    sampled = {stage: summaries[f"{stage}-sampled"]["success"] for stage in STAGES if f"{stage}-sampled" in summaries}
+    summary |= {"temperature_1": sampled, "base_unchanged": facts["base_unchanged"]}
+    summary["by_family"] = {
+        stage: {family: part["success"] for family, part in summaries[f"{stage}-greedy"].get("by_family", {}).items()}
+        for stage in STAGES
+        if f"{stage}-greedy" in summaries
+    }
+    summary["notes"] = notes(config, facts)
+    run.write_json("report.json", summary)
+    return summary
+
+
+def notes(config: RunConfig, facts: Mapping[str, Any]) -> list[str]:
+    """What a reader should know before quoting a figure."""
+    frozen = [name for name, role in config.roles.items() if role.policy is None]
+    kept = [name for name, role in config.roles.items() if role.policy is not None and not role.trained]
+    found = [f"Base model: {config.model.base}. Python code ran in: {facts['isolation'] or 'no sandbox'}."]
+    if frozen:
+        found.append(f"Played by the frozen base or a fixed engine: {', '.join(frozen)}.")
+    if kept:
+        found.append(f"Played by their policy but left alone by reinforcement learning: {', '.join(kept)}.")
+    if not config.team.solver.answer_at_limit and config.team.program == "solver":
+        found.append("An episode that runs out of steps has no answer and counts as failed.")
+    return found
+
+
+def examples(evaluations: Mapping[str, list[Group]]) -> list[Example]:
+    """Tasks that the team failed before and solves now, of different families; else whatever there is."""
+    before, after = (evaluations.get(f"eval-{stage}-greedy", []) for stage in ("base", "final"))
+    earlier = {group.task.id: group.episodes[0] for group in before}
+    pairs = [Example(earlier[g.task.id], g.episodes[0], g.task) for g in after if g.task.id in earlier]
+    pairs.sort(key=lambda pair: -(bool(solved(pair.after)) - bool(solved(pair.before))))
+    by_family: dict[str, Example] = {}
+    for pair in pairs:
+        by_family.setdefault(family_of(pair.task), pair)
+    ranked = sorted(by_family.values(), key=lambda pair: -len(pair.after.turns))
+    return ranked[:NUM_EXAMPLES]

@@ -1,0 +1,8 @@
+"""Teams: the programs that turn one task into one episode."""
+
+from __future__ import annotations
+
+from gruppo.teams.solo import Solo
+from gruppo.teams.solver import Solver
+
+TEAMS = {"solver": Solver, "solo": Solo}

@@ -1,0 +1,1 @@
+"""Training: the policies that learn, the cold start and the reinforcement learning loop."""

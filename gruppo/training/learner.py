@@ -1,0 +1,281 @@
+"""The learner: one base model, trainable weights per policy, their optimizers, saving and loading.
+
+A policy is a LoRA adapter on the frozen base (default) or the whole model (`full = true`). It computes log-probs and
+takes optimizer steps; it knows no rewards, groups or algorithms.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
+from pydantic import Field
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from gruppo.algorithms.batching import Batch
+from gruppo.config import Config
+from gruppo.errors import CheckpointError, ConfigError
+from gruppo.teams.base import seed_of
+
+TINY = Path(__file__).parents[1] / "models" / "tiny"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class ModelConfig(Config):
+    """The base that all policies stand on."""
+
+    base: str = "tiny"
+    """"tiny" (embedded), a folder with a Hugging Face causal LM, or a hub id (needs `allow_download` if not cached)."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the weights; losses are computed in float32 either way."""
+    device: str = "cpu"
+    """A torch device."""
+    threads: int = Field(0, ge=0)
+    """Torch threads; 0 leaves torch's choice. Bit-identical resume needs the same number."""
+    allow_download: bool = False
+    """Whether a hub id may be fetched; without it nothing reaches for the network."""
+
+
+class PolicyConfig(Config):
+    """Trainable weights, and how fast they learn."""
+
+    rank: int = Field(16, ge=1)
+    """LoRA rank."""
+    alpha: int = Field(32, ge=1)
+    """LoRA scale: the update is multiplied by alpha / rank."""
+    target_modules: str | list[str] = "all-linear"
+    """Which layers get an adapter."""
+    full: bool = False
+    """Train the whole model instead of an adapter; then it is the only policy."""
+    learning_rate: float = Field(1e-5, gt=0)
+    """Of reinforcement learning; the cold start has its own."""
+
+
+class Learner:
+    """Holds the base, the policies and their optimizers. `versions` counts each policy's optimizer steps."""
+
+    def __init__(self, model: ModelConfig, policies: Mapping[str, PolicyConfig], seed: int) -> None:
+        if model.threads:
+            torch.set_num_threads(model.threads)
+        self.config, self.policies = model, dict(policies)
+        self.device = torch.device(model.device)
+        self.tokenizer, base = load_base(model)
+        self.pad_id = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else 0
+        self.base_fingerprint = digest_of(base.state_dict())
+        full = [name for name, policy in policies.items() if policy.full]
+        if full and len(policies) > 1:
+            raise ConfigError(f"policies.{full[0]}.full = true: a fully trained model is the only policy; drop the others")
+        self._frozen = deepcopy(base).requires_grad_(False) if full else None
+        self.model: Any = base if full else self._with_adapters(base, seed)
+        self.versions = dict.fromkeys(policies, 0)
+        self._references: dict[str, str] = {}
+        self._optimizers: dict[str, torch.optim.AdamW] = {}
+
+    def _with_adapters(self, base: torch.nn.Module, seed: int) -> Any:
+        base.requires_grad_(False)
+        model: Any = base
+        for name, policy in self.policies.items():
+            torch.manual_seed(seed_of(seed, "adapter", name))
+            targets = policy.target_modules
+            lora = LoraConfig(r=policy.rank, lora_alpha=policy.alpha, target_modules=targets, task_type="CAUSAL_LM")
+            if isinstance(model, PeftModel):
+                model.add_adapter(name, lora)
+            else:
+                model = get_peft_model(model, lora, adapter_name=name)
+        return model
+
+    # ---- computing -----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def activate(self, policy: str | None) -> Iterator[Any]:
+        """The model that computes with a policy's weights, or with None the frozen base, for the length of the block."""
+        if policy is None and self._frozen is not None:
+            yield self._frozen
+        elif policy is None and isinstance(self.model, PeftModel):
+            with self.model.disable_adapter():
+                yield self.model
+        else:
+            if isinstance(self.model, PeftModel):
+                self.model.set_adapter(policy)
+            yield self.model
+
+    def version(self, policy: str | None) -> int:
+        """How many optimizer steps a policy has taken; 0 for the base."""
+        return 0 if policy is None else self.versions[policy]
+
+    def logprobs(self, policy: str | None, batch: Batch) -> Tensor:
+        """Log-probs [B, T] float32 of the actions under softmax(logits / temperature), with gradient if enabled."""
+        with self.activate(policy) as model:
+            logits_BTV = model(
+                input_ids=batch.ids_BS,
+                attention_mask=batch.attention_BS,
+                position_ids=batch.positions_BS,
+                logits_to_keep=batch.num_actions + 1,
+                use_cache=False,
+            ).logits[:, :-1]
+        logits_BTV = logits_BTV.float() / batch.temperatures_B[:, None, None]
+        actions_BT1 = batch.ids_BS[:, -batch.num_actions :, None]
+        return logits_BTV.log_softmax(-1).gather(-1, actions_BT1)[..., 0]
+
+    def freeze_reference(self, policy: str) -> None:
+        """Remember the policy as it is now; `reference_logprobs` uses this copy from here on."""
+        if self.policies[policy].full:
+            self._frozen = deepcopy(self.model).requires_grad_(False)
+            return
+        name = self._references[policy] = f"{policy}-reference"
+        if name not in self.model.peft_config:
+            self.model.add_adapter(name, self.model.peft_config[policy])
+        set_peft_model_state_dict(self.model, self._weights(policy), adapter_name=name)
+
+    def reference_logprobs(self, policy: str, batch: Batch) -> Tensor:
+        """As `logprobs`, of the frozen copy if there is one, else of the base. No gradient."""
+        with torch.no_grad():
+            return self.logprobs(self._references.get(policy), batch)
+
+    def fingerprint(self, policy: str | None) -> str:
+        """SHA-256 of a policy's weights, or with None of the base's as they are now."""
+        if policy is not None:
+            return digest_of(self.parameters(policy))
+        base = self._frozen if self._frozen is not None else self.model
+        plain = {name.replace(".base_layer.", "."): tensor for name, tensor in base.state_dict().items() if ".lora_" not in name}
+        return digest_of({name.removeprefix("base_model.model."): tensor for name, tensor in plain.items()})
+
+    # ---- learning ------------------------------------------------------------------------------------------------
+
+    def parameters(self, policy: str) -> dict[str, torch.nn.Parameter]:
+        """The trainable parameters of a policy by name."""
+        named = dict(self.model.named_parameters())
+        return named if self.policies[policy].full else {name: p for name, p in named.items() if f".{policy}." in name}
+
+    def start_optimizers(self, learning_rates: Mapping[str, float]) -> None:
+        """A fresh AdamW for each policy named; weight decay 0, betas .9 and .95."""
+        self._optimizers = {
+            policy: torch.optim.AdamW(self.parameters(policy).values(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
+            for policy, rate in learning_rates.items()
+        }
+        self._rates = dict(learning_rates)
+
+    def step(self, policy: str, scale: float, max_grad_norm: float) -> float:
+        """One optimizer step at `scale` times the learning rate; returns the gradient norm before clipping.
+
+        A gradient that is not finite changes nothing and is returned as it is.
+        """
+        optimizer, parameters = self._optimizers[policy], list(self.parameters(policy).values())
+        norm = torch.nn.utils.clip_grad_norm_(parameters, max_grad_norm).item()
+        if norm == norm and norm != float("inf"):
+            optimizer.param_groups[0]["lr"] = self._rates[policy] * scale
+            optimizer.step()
+            self.versions[policy] += 1
+        optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    # ---- saving --------------------------------------------------------------------------------------------------
+
+    def save(self, folder: Path) -> None:
+        """Adapters in PEFT's format (one folder each, or the whole model), references and optimizer states."""
+        for policy, config in self.policies.items():
+            target = folder / "policies" / policy
+            target.mkdir(parents=True)
+            if config.full:
+                self.model.save_pretrained(target)
+            else:
+                self._save_adapter(policy, target)
+            if policy in self._references:
+                save_file(self._weights(self._references[policy]), folder / f"reference-{policy}.safetensors")
+            if policy in self._optimizers:
+                save_file(self._optimizer_tensors(policy), folder / f"optimizer-{policy}.safetensors")
+
+    def load(self, folder: Path, versions: Mapping[str, int]) -> None:
+        """What `save` wrote, into policies of the same shape. Raises CheckpointError before any weight is changed."""
+        found = {policy: self._read(folder / "policies" / policy, policy) for policy in self.policies}
+        for policy, tensors in found.items():
+            if self.policies[policy].full:
+                self.model.load_state_dict(tensors, strict=False)
+            else:
+                set_peft_model_state_dict(self.model, tensors, adapter_name=policy)
+            reference = folder / f"reference-{policy}.safetensors"
+            if reference.exists():
+                self.freeze_reference(policy)
+                set_peft_model_state_dict(self.model, load_file(reference), adapter_name=self._references[policy])
+            optimizer = folder / f"optimizer-{policy}.safetensors"
+            if policy in self._optimizers and optimizer.exists():
+                self._load_optimizer(policy, load_file(optimizer))
+        self.versions.update(versions)
+
+    def _weights(self, adapter: str) -> dict[str, Tensor]:
+        found = get_peft_model_state_dict(self.model, adapter_name=adapter, save_embedding_layers=False)
+        return {name: tensor.detach().clone().contiguous() for name, tensor in found.items()}
+
+    def _save_adapter(self, policy: str, target: Path) -> None:
+        config = deepcopy(self.model.peft_config[policy])
+        config.base_model_name_or_path, config.inference_mode = self.config.base, True
+        config.save_pretrained(target)
+        save_file(self._weights(policy), target / "adapter_model.safetensors")
+
+    def _read(self, folder: Path, policy: str) -> dict[str, Tensor]:
+        full = self.policies[policy].full
+        file = folder / ("model.safetensors" if full else "adapter_model.safetensors")
+        if not file.exists():
+            raise CheckpointError(f"{folder}: no {file.name} for policy {policy!r}; is [policies] the same as in that run?")
+        saved = load_file(file)
+        current = self.model.state_dict() if full else self._weights(policy)
+        odd = [name for name in saved if name not in current] + [name for name in current if name not in saved and not full]
+        if odd or not saved:
+            raise CheckpointError(f"{file}: does not fit policy {policy!r}: {len(odd)} other tensor names, such as {odd[:2]}")
+        for name, tensor in saved.items():
+            if tensor.shape != current[name].shape:
+                shapes = f"{tuple(tensor.shape)} in the checkpoint, {tuple(current[name].shape)} here"
+                raise CheckpointError(f"{file}: policy {policy!r} has another shape: {name} is {shapes}")
+        return saved
+
+    def _optimizer_tensors(self, policy: str) -> dict[str, Tensor]:
+        state = self._optimizers[policy].state
+        return {
+            f"{name}|{key}": value.detach().clone().contiguous()
+            for name, parameter in self.parameters(policy).items()
+            for key, value in state.get(parameter, {}).items()
+        }
+
+    def _load_optimizer(self, policy: str, tensors: Mapping[str, Tensor]) -> None:
+        state = self._optimizers[policy].state
+        for name, parameter in self.parameters(policy).items():
+            keys = [key for key in tensors if key.startswith(f"{name}|")]
+            if keys:
+                state[parameter] = {key.rpartition("|")[2]: tensors[key].to(parameter.device) for key in keys}
+
+
+def load_base(config: ModelConfig) -> tuple[PreTrainedTokenizerBase, Any]:
+    """(tokenizer, model) of the base. Raises ConfigError if it is neither embedded, a model folder nor allowed to be fetched."""
+    source = str(TINY) if config.base == "tiny" else config.base
+    local = not config.allow_download
+    if Path(source).is_dir() and not (Path(source) / "config.json").exists():
+        raise ConfigError(f"model.base = {config.base!r}: the folder has no config.json")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local)
+        dtype = DTYPES[config.dtype]
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, local_files_only=local)
+    except OSError as error:
+        hint = "use 'tiny', a model folder, or model.allow_download = true for a hub id"
+        raise ConfigError(f"model.base = {config.base!r}: no such folder, nor cached: {hint}") from error
+    if tokenizer.chat_template is None:
+        raise ConfigError(f"model.base = {config.base!r}: its tokenizer has no chat template; take an instruct model")
+    return tokenizer, model.to(config.device).eval()
+
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names, shapes and bytes."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().contiguous().cpu().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
