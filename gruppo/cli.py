@@ -1,4 +1,4 @@
-"""The command line: `gruppo quickstart | sft | train | eval | report | config`. It parses and prints; the work is done elsewhere.
+"""The command line: `gruppo quickstart | sft | train | eval | report | config`. It parses, prints and does no work.
 
 Torch is slow to import, so what needs it is imported by the command that runs it: `--help` answers at once.
 """
@@ -23,13 +23,15 @@ QUICKSTART = Path(__file__).parent / "quickstart.toml"
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 app = typer.Typer(
-    help="Train teams of tool-using LLM agents. Any setting can be given as --table.key value; see `gruppo config --keys`.",
+    help="Train teams of tool-using LLM agents. Any setting can be given as --table.key value: `gruppo config --keys`.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 
-ConfigFiles = Annotated[list[Path] | None, typer.Option("--config", "-c", help="TOML file; several are laid over each other.")]
+ConfigFiles = Annotated[
+    list[Path] | None, typer.Option("--config", "-c", help="TOML file; several are laid over each other.")
+]
 Out = Annotated[Path, typer.Option(help="The run folder.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, with its own config.")]
 RunPath = Annotated[Path, typer.Argument(help="A run folder.")]
@@ -37,7 +39,8 @@ RunPath = Annotated[Path, typer.Argument(help="A run folder.")]
 
 def main() -> None:
     """Entry point: user errors are one line on standard error and exit code 2, others of gruppo's exit code 1."""
-    warnings.simplefilter("default", UserWarning)
+    warnings.formatwarning = lambda message, *_args, **_kwargs: f"warning: {message}\n"
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|peft")  # their own house-keeping
     try:
         app()
     except UserError as error:
@@ -67,13 +70,17 @@ def quickstart(
 
 
 @app.command(context_settings=OVERRIDES)
-def train(context: typer.Context, config: ConfigFiles = None, out: Out = Path("runs/train"), resume: Resume = False) -> None:
+def train(
+    context: typer.Context, config: ConfigFiles = None, out: Out = Path("runs/train"), resume: Resume = False
+) -> None:
     """Cold start (if sft.steps > 0), then reinforcement learning."""
     print_summary(run_training(config or [], parse_overrides(context.args), out, resume), out)
 
 
 @app.command(context_settings=OVERRIDES)
-def sft(context: typer.Context, config: ConfigFiles = None, out: Out = Path("runs/sft"), resume: Resume = False) -> None:
+def sft(
+    context: typer.Context, config: ConfigFiles = None, out: Out = Path("runs/sft"), resume: Resume = False
+) -> None:
     """The cold start alone: supervised fine-tuning on gold plans."""
     overrides = {"train.steps": "0", **parse_overrides(context.args)}
     print_summary(run_training(config or [], overrides, out, resume), out)
@@ -137,7 +144,9 @@ def run_training(files: list[Path], overrides: dict[str, str], out: Path, resume
 
     changed = {key for key in overrides if key not in ("seed", "train.steps")}
     if resume and changed:
-        raise ConfigError(f"--{min(changed)}: a resumed run goes on with its own config; leave it out, or start anew with --out")
+        raise ConfigError(
+            f"--{min(changed)}: a resumed run goes on with its own config; leave it out, or start anew with --out"
+        )
     if resume:
         return stages.train(load(RunConfig, [stages.config_of(out)]), out, True, Log())
     return stages.train(load(RunConfig, files, overrides), out, False, Log())

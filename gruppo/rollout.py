@@ -1,6 +1,6 @@
 """The rollout: tasks times attempts, played as concurrent episodes, returned as scored groups.
 
-Episodes are tasks on one event loop. In lockstep, all that wait for the same moment are sampled in one batch, in a fixed
+Episodes are tasks on one event loop. In lockstep, all that wait at the same moment are sampled in one batch, in a fixed
 order, so that the same seeds give the same bits. A failed episode is data; it never stops its siblings.
 """
 

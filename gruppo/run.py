@@ -1,4 +1,4 @@
-"""The parts of a run, put together from its config: the one file that knows every family, so that no part looks for another.
+"""The parts of a run, put together from its config: the one file that knows every family.
 
 It starts nothing: `stages.py` plays a run from beginning to end.
 """
@@ -162,10 +162,13 @@ def assemble(config: RunConfig) -> Assembly:
     team = make_team(config.team)
     roles = {name: make_role(config, team, name) for name in order(config.roles, team)}
     tools = make_tools(config)
-    rewards = {name: (REWARDS.get(name) or load_object(name), weight) for name, weight in (config.rewards or {"exact": 1.0}).items()}
+    rewards = {
+        name: (REWARDS.get(name) or load_object(name), weight)
+        for name, weight in (config.rewards or {"exact": 1.0}).items()
+    }
     learner = Learner(config.model, config.policies, config.seed)
     engines: dict[str, Engine] = {name: OpenAIEngine(engine) for name, engine in config.engines.items()}
-    engines["local"] = LocalEngine(learner.model, learner.tokenizer, activate=learner.activate, version=learner.version)
+    engines["local"] = LocalEngine(learner.model, learner.tokenizer, activate=learner.sampling, version=learner.version)
     rollout = Rollout(team, roles, engines, tools, rewards, config.rollout)
     isolation = "; ".join(tool.isolation for tool in tools.values() if isinstance(tool, PythonTool))
     return Assembly(learner, rollout, isolation)
@@ -192,13 +195,19 @@ def make_role(config: RunConfig, team: Team, name: str) -> Role:
     """A seat with its prompt, sampling, engine and policy."""
     role = config.roles[name]
     if role.engine != "local" and role.engine not in config.engines:
-        raise ConfigError(f"roles.{name}.engine = {role.engine!r}: no such engine{suggest(role.engine, ['local', *config.engines])}")
+        raise ConfigError(
+            f"roles.{name}.engine = {role.engine!r}: no such engine{suggest(role.engine, ['local', *config.engines])}"
+        )
     if role.policy is not None and role.policy not in config.policies:
-        raise ConfigError(f"roles.{name}.policy = {role.policy!r}: no such policy{suggest(role.policy, config.policies)}")
+        raise ConfigError(
+            f"roles.{name}.policy = {role.policy!r}: no such policy{suggest(role.policy, config.policies)}"
+        )
     if role.policy is not None and role.engine != "local":
         raise ConfigError(f"roles.{name}: policy {role.policy!r} plays on the local engine, not on {role.engine!r}")
     prompt = team.prompts.get(name, Prompt("{question}"))
-    prompt = Prompt(prompt.user if role.user is None else role.user, prompt.system if role.system is None else role.system)
+    prompt = Prompt(
+        prompt.user if role.user is None else role.user, prompt.system if role.system is None else role.system
+    )
     sampling = Sampling(role.temperature, role.top_p, role.max_tokens, tuple(role.stop))
     return Role(name, prompt, sampling, role.engine, role.policy, role.policy is not None and role.trained)
 
@@ -215,7 +224,9 @@ def make_tools(config: RunConfig) -> dict[str, Tool]:
         elif ":" in name:
             tool = load_object(name)
         else:
-            raise ConfigError(f"tools.names: no tool {name!r}{suggest(name, ('python', 'wikipedia'))}; your own is 'file.py:name'")
+            raise ConfigError(
+                f"tools.names: no tool {name!r}{suggest(name, ('python', 'wikipedia'))}; your own is 'file.py:name'"
+            )
         tools[tool.name] = tool
     return tools
 
@@ -241,10 +252,12 @@ def make_tasks(config: RunConfig, split: str) -> TaskSet:
 
 
 def demonstrate(config: RunConfig, assembly: Assembly, tasks: TaskSet) -> dict[str, list[Row]]:
-    """Policy -> rows of gold episodes, played through the real tools. Raises DataError if a gold plan does not score 1."""
+    """Policy -> rows of gold episodes, played through the real tools. Raises DataError if a gold plan fails."""
     compact = config.team.solver.prompts == "compact"
     wanted = [t for t in tasks if not config.sft.families or t.extra_info.get("family") in config.sft.families]
-    chosen = TaskSet(wanted, f"tasks of families {config.sft.families}").shuffle(config.seed)[: config.sft.demonstrations]
+    chosen = TaskSet(wanted, f"tasks of families {config.sft.families}").shuffle(config.seed)[
+        : config.sft.demonstrations
+    ]
     by_id = {task.id: task for task in chosen}
     tokenizer = assembly.learner.tokenizer
     gold = ScriptedEngine(
@@ -256,9 +269,11 @@ def demonstrate(config: RunConfig, assembly: Assembly, tasks: TaskSet) -> dict[s
     rollout = replace(assembly.rollout, roles=roles, engines={"gold": gold})
     rows: dict[str, list[Row]] = {}
     for group in rollout.collect(chosen, 1, config.seed, "demonstrations"):
-        if group.episodes[0].reward != 1.0:
-            raise DataError(f"task {group.task.id!r}: its gold plan scores {group.episodes[0].reward}, not 1: {group.episodes[0].error}")
-        for turn in group.episodes[0].turns:
+        (episode,) = group.episodes
+        if episode.reward != 1.0 or not all(event.result.ok for event in episode.events):
+            results = [event.result.text for event in episode.events]
+            raise DataError(f"task {group.task.id!r}: its gold plan fails: {episode.error or results}")
+        for turn in episode.turns:
             if turn.policy is not None:
                 rows.setdefault(turn.policy, []).append(row_of(turn))
     return rows

@@ -100,7 +100,7 @@ def _value(step: Step, world: World) -> str:
 
 
 def _wrong_entry(source: Source, step: Step) -> tuple[Entry, str]:
-    """A memory entry of something that went wrong on the way to `step`, and the value a careless reader takes from it."""
+    """A memory entry of something that went wrong on the way to `step`, and the value one reads from it."""
     rng = source.rng
     kind = rng.randrange(4)
     if kind == 0:
@@ -113,7 +113,9 @@ def _wrong_entry(source: Source, step: Step) -> tuple[Entry, str]:
     relation = rng.choice(list(RELATIONS[near]))
     subject = source.entity(near)
     goal = step["sub_goal"] if kind == 2 else f"{relation} of {subject}".replace(relation, rng.choice(list(SENTENCES)))
-    return Entry("wikipedia", goal, "", source.world.sentences[subject, relation]), source.world.facts[subject, relation]
+    return Entry("wikipedia", goal, "", source.world.sentences[subject, relation]), source.world.facts[
+        subject, relation
+    ]
 
 
 def _planner(source: Source) -> Document:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import pytest
 import torch
 from hypothesis import given
@@ -142,7 +141,7 @@ def test_losses_match_finite_differences() -> None:
     assert torch.autograd.gradcheck(total, NEW.clone().requires_grad_(), rtol=1e-6)
 
 
-# ---- batching ----------------------------------------------------------------------------------------------------------
+# ---- batching --------------------------------------------------------------------------------------------------------
 
 
 def rows(*specs: tuple[int, int]) -> list[Row]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -69,7 +70,9 @@ def make_model(architecture: str = "qwen3") -> torch.nn.Module:
 
 
 def make_engine(model: torch.nn.Module, **options: int) -> LocalEngine:
-    return LocalEngine(model, TOKENIZER, activate=lambda policy: nullcontext(), version=lambda policy: 7, **options)
+    return LocalEngine(
+        model, TOKENIZER, activate=lambda policy: nullcontext(model), version=lambda policy: 7, **options
+    )
 
 
 def ask(text: str, seed: int, policy: str | None = None, **sampling: object) -> Request:
@@ -228,14 +231,15 @@ def test_adapters_are_switched_by_policy() -> None:
     model.add_adapter("executor", lora)
 
     @contextmanager
-    def switch(policy: str) -> Iterator[None]:
-        model.set_adapter(policy)
-        yield
+    def switch(policy: str | None) -> Iterator[Any]:
+        if policy is None:
+            with model.disable_adapter():
+                yield model
+        else:
+            model.set_adapter(policy)
+            yield model
 
-    def activate(policy: str | None) -> AbstractContextManager[None]:
-        return model.disable_adapter() if policy is None else switch(policy)
-
-    engine = LocalEngine(model, TOKENIZER, activate=activate, version={None: 0, "planner": 3, "executor": 5}.get)
+    engine = LocalEngine(model, TOKENIZER, activate=switch, version={None: 0, "planner": 3, "executor": 5}.get)
     requests = [ask("what is the answer", 0, policy) for policy in ("planner", None, "executor", "planner")]
     planner, frozen, executor, again = engine.sample(requests)
     assert [c.version for c in (planner, frozen, executor)] == [3, 0, 5]

@@ -34,4 +34,4 @@ class AlgorithmConfig(Config):
     kl_coefficient: float = Field(0.0, ge=0)
     """Weight of the k3 estimate of KL(policy || reference) in the loss; 0 computes no reference log-probs."""
     kl_reference: Literal["start", "base"] = "start"
-    """The reference: a frozen copy of the policy as RL starts (so the KL starts at 0), or the base with adapters off."""
+    """The reference: a frozen copy of the policy as RL starts (so the KL starts at 0), or the bare base."""

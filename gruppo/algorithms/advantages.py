@@ -47,7 +47,7 @@ def centred(rewards_G: Sequence[float]) -> list[float]:
 def role_advantages(groups: Sequence[Group], role: str, advantage: Advantage) -> dict[tuple[str, int], float]:
     """(group id, attempt) -> advantage of `role`, for the groups that hold a signal for it.
 
-    Only episodes in which the role acted and whose reward for it is known take part. Groups without a signal are absent.
+    Only episodes in which the role acted and whose reward for it is known take part; other groups are absent.
     """
     found: dict[tuple[str, int], float] = {}
     for group in groups:

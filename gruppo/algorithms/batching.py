@@ -81,7 +81,9 @@ def merge(rows: Sequence[Row]) -> list[Row]:
     for row in rows:
         key = (row.prompt_ids, row.action_ids, row.temperature)
         old = merged.get(key)
-        merged[key] = row if old is None else replace(old, advantage=old.advantage + row.advantage, count=old.count + row.count)
+        merged[key] = (
+            row if old is None else replace(old, advantage=old.advantage + row.advantage, count=old.count + row.count)
+        )
     return [row for row in merged.values() if abs(row.advantage) > 1e-9]
 
 
@@ -112,7 +114,11 @@ def collate(rows: Sequence[Row], pad_id: int, device: str = "cpu") -> Batch:
         positions_BS=(attention_BS.cumsum(1) - 1).clamp(min=0),
         mask_BT=right_aligned([[1] * n for n in lengths], actions, 0, torch.bool),
         sampled_logprobs_BT=right_aligned(sampled, actions, 0.0, torch.float32),
-        advantages_BT=right_aligned([[r.advantage] * n for r, n in zip(rows, lengths, strict=True)], actions, 0.0, torch.float32),
-        counts_BT=right_aligned([[r.count] * n for r, n in zip(rows, lengths, strict=True)], actions, 0.0, torch.float32),
+        advantages_BT=right_aligned(
+            [[r.advantage] * n for r, n in zip(rows, lengths, strict=True)], actions, 0.0, torch.float32
+        ),
+        counts_BT=right_aligned(
+            [[r.count] * n for r, n in zip(rows, lengths, strict=True)], actions, 0.0, torch.float32
+        ),
         temperatures_B=torch.tensor([row.temperature for row in rows], dtype=torch.float32, device=device),
     )

@@ -18,11 +18,17 @@ def masked(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def ppo_clip(
-    logprobs_BT: Tensor, old_logprobs_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, clip_low: float, clip_high: float
+    logprobs_BT: Tensor,
+    old_logprobs_BT: Tensor,
+    advantages_BT: Tensor,
+    mask_BT: Tensor,
+    clip_low: float,
+    clip_high: float,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """-min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A) per token, and sums over tokens for the metrics.
 
-    Source: arXiv 1707.06347; separate bounds: arXiv 2503.14476. Returns (losses_BT, {"clipped", "ratio", "kl_old": sums}).
+    Source: arXiv 1707.06347; separate bounds: arXiv 2503.14476. Returns (losses_BT, sums of
+    "clipped", "ratio", "kl_old").
     """
     log_ratio_BT = masked(logprobs_BT - old_logprobs_BT, mask_BT).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     advantages_BT = masked(advantages_BT, mask_BT)
@@ -39,7 +45,7 @@ def ppo_clip(
 
 
 def k3(logprobs_BT: Tensor, reference_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """The k3 estimate of KL(policy || reference) per token: exp(-d) + d - 1 with d = log policy - log reference; >= 0."""
+    """The k3 estimate of KL(policy || reference) per token: exp(-d) + d - 1, d = log policy - log reference."""
     delta_BT = masked(logprobs_BT - reference_logprobs_BT, mask_BT).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return masked(torch.exp(-delta_BT) + delta_BT - 1, mask_BT)
 

@@ -1,7 +1,7 @@
 """The engine in this process: samples from a torch model and reports the log-probability of every sampled token.
 
-A prompt that several requests share is computed once and its key-values are copied to their rows; finished rows leave
-the batch. This module owns no weights and knows no adapters: the learner that does gives `activate` and `version`.
+What several requests share, a prompt and the ids sampled so far, is computed once; finished rows leave the batch. This
+module owns no weights and knows no adapters: the learner that does gives `activate` and `version`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from gruppo.types import Completion, Request, StopReason
 
 
 class LocalEngine:
-    """Samples from `model` with whichever policy `activate` switches on.
+    """Samples from the model of whichever policy a request names.
 
-    `activate(policy)` is a context manager in which `model` computes with that policy's weights (None: the frozen
-    base); `version(policy)` is the integer written into its completions. `max_batch_tokens` bounds rows x (prompt +
-    action) of one batch, padding included, and so the memory of its key-values; `context_length` defaults to the
-    model's. A row's draw depends on its seed and its logits only, whatever else is in the batch; logits may differ in
-    the last float32 digits with the shape of the batch.
+    `activate(policy)` is a context manager that yields the model that computes with that policy's weights (None: the
+    frozen base) inside the block; `model` tells the architecture's limits and end tokens; `version(policy)` is the
+    integer written into its completions. `max_batch_tokens` bounds rows x (prompt + action) of one batch, padding
+    included, and so the memory of its key-values; `context_length` defaults to the model's. A row's draw depends on its
+    seed and its logits only, whatever else is in the batch; logits may differ in the last float32 digits with the shape
+    of the batch.
     """
 
     def __init__(
@@ -45,7 +46,6 @@ class LocalEngine:
         max_batch_tokens: int = 65_536,
         context_length: int | None = None,
     ) -> None:
-        self.model = model
         self.tokenizer = tokenizer
         self.activate = activate
         self.version = version
@@ -66,7 +66,7 @@ class LocalEngine:
         float32, of softmax(logits / temperature) over the whole vocabulary, also where top_p cuts the draw; greedy ones
         are at temperature 1. Raises EngineError for whatever torch or the tokenizer raise.
         """
-        with boundary(EngineError, "local engine"), _evaluating(self.model), torch.no_grad():
+        with boundary(EngineError, "local engine"), torch.no_grad():
             rows = self._render(requests)
             done = {row.index: self._overflow(row) for row in rows if not self._fits(row)}
             by_policy: dict[str | None, list[_Row]] = {}
@@ -74,9 +74,9 @@ class LocalEngine:
                 if row.index not in done:
                     by_policy.setdefault(row.request.policy, []).append(row)
             for policy, policy_rows in by_policy.items():
-                with self.activate(policy):
+                with self.activate(policy) as model, _evaluating(model):
                     for batch in _batches(policy_rows, self.max_batch_tokens):
-                        done |= self._sample_batch(batch)
+                        done |= self._sample_batch(model, batch)
             return [done[index] for index in range(len(requests))]
 
     def _render(self, requests: Sequence[Request]) -> list[_Row]:
@@ -97,9 +97,9 @@ class LocalEngine:
         version = self.version(row.request.policy)
         return Completion(row.prompt, row.prompt_ids, (), (), "", StopReason.context_overflow, version)
 
-    def _sample_batch(self, rows: Sequence[_Row]) -> dict[int, Completion]:
+    def _sample_batch(self, model: Any, rows: Sequence[_Row]) -> dict[int, Completion]:
         started = time.perf_counter()
-        sampled = _decode(self.model, self.tokenizer, rows, self.end_ids)
+        sampled = _decode(model, self.tokenizer, rows, self.end_ids)
         seconds = time.perf_counter() - started
         version = self.version(rows[0].request.policy)
         completions = {}
@@ -151,8 +151,9 @@ def _context_length(model: PreTrainedModel) -> int:
 @contextmanager
 def _evaluating(model: torch.nn.Module) -> Iterator[None]:
     """No dropout inside; afterwards every module that was training is training again."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
+    training = [module for module in model.modules() if module.training] if model.training else []
+    if training:
+        model.eval()
     try:
         yield
     finally:
@@ -160,13 +161,17 @@ def _evaluating(model: torch.nn.Module) -> Iterator[None]:
             module.training = True
 
 
-# ---- decoding: B rows, U unique prompts, P prompt positions (left-padded), T sampled positions, V vocabulary ---------
+# ---- decoding: B rows, U branches, P prompt positions (left-padded), T sampled positions, V vocabulary ---------------
 
 
 def _decode(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[_Row], end_ids: Sequence[int]
 ) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
-    """Sampled ids and their log-probs for each row."""
+    """Sampled ids and their log-probs for each row.
+
+    Rows that have the same prompt and have sampled the same ids so far are one branch, computed once: attempts at one
+    task part only where their draws do.
+    """
     device = next(model.parameters()).device
     draw = _Draw.of(rows, device)
     stops = _StopStrings(tokenizer, [row.request.sampling.stop for row in rows])
@@ -175,30 +180,30 @@ def _decode(
     ids_BT = torch.zeros(len(rows), num_steps, dtype=torch.long, device=device)
     logprobs_BT = torch.zeros(len(rows), num_steps, device=device)
     lengths_B = torch.zeros(len(rows), dtype=torch.long, device=device)
-    row_B = torch.arange(len(rows), device=device)  # which rows are still in the batch
-    finished_B = torch.zeros(len(rows), dtype=torch.bool, device=device)
+    row_B = torch.arange(len(rows), device=device)  # the rows that go on
 
-    logits_BV, cache, mask_BL, position_B = _prefill(model, rows, num_steps)
-    num_prompt = mask_BL.shape[1] - num_steps
+    logits_UV, cache, mask_UL, position_U, branch_B = _prefill(model, rows, num_steps)
+    num_prompt = mask_UL.shape[1] - num_steps
     for step in range(num_steps):
-        sampled_B, sampled_logprob_B = draw.step(logits_BV, row_B, step)
+        sampled_B, sampled_logprob_B = draw.step(logits_UV[branch_B], row_B, step)
         ids_BT[row_B, step] = sampled_B
         logprobs_BT[row_B, step] = sampled_logprob_B
-        lengths_B[row_B] += ~finished_B
-        finished_B |= torch.isin(sampled_B, end) | (draw.max_tokens_B[row_B] <= step + 1)
+        lengths_B[row_B] += 1
+        finished_B = torch.isin(sampled_B, end) | (draw.max_tokens_B[row_B] <= step + 1)
         finished_B |= stops.reached(ids_BT, row_B, step)
-        num_finished = int(finished_B.sum())
-        if num_finished == len(row_B):
+        goes_on_B = ~finished_B
+        row_B, branch_B, sampled_B = row_B[goes_on_B], branch_B[goes_on_B], sampled_B[goes_on_B]
+        if not len(row_B):
             break
-        if num_finished >= _LEAVE_SHARE * len(row_B):
-            keep = (~finished_B).nonzero()[:, 0]
-            row_B, sampled_B, finished_B = row_B[keep], sampled_B[keep], finished_B[keep]
-            mask_BL, position_B = mask_BL[keep], position_B[keep]
-            cache.reorder_cache(keep)
-        logits_BV = model(
-            input_ids=sampled_B[:, None],
-            attention_mask=mask_BL[:, : num_prompt + step + 1],
-            position_ids=position_B[:, None] + step,
+        next_branches = _Branches.after(branch_B, sampled_B, num_old=len(mask_UL))
+        branch_B = next_branches.branch_B
+        if next_branches.moved:
+            mask_UL, position_U = mask_UL[next_branches.parent_U], position_U[next_branches.parent_U]
+            cache.reorder_cache(next_branches.parent_U)
+        logits_UV = model(
+            input_ids=next_branches.id_U[:, None],
+            attention_mask=mask_UL[:, : num_prompt + step + 1],
+            position_ids=position_U[:, None] + step,
             cache=cache,
             use_cache=True,
         ).logits[:, -1]
@@ -210,13 +215,36 @@ def _decode(
     ]
 
 
+@dataclass(frozen=True)
+class _Branches:
+    """The branches of the next step: each one's parent among the old ones and its newest id; each row's branch."""
+
+    parent_U: Tensor
+    id_U: Tensor
+    branch_B: Tensor
+    moved: bool  # whether the key-values have to follow
+
+    @classmethod
+    def after(cls, branch_B: Tensor, sampled_B: Tensor, num_old: int) -> _Branches:
+        """What becomes of `num_old` branches when the rows that go on have sampled `sampled_B`."""
+        pairs_U, next_B = torch.unique(torch.stack((branch_B, sampled_B)), dim=1, return_inverse=True)
+        parent_U, id_U = pairs_U
+        num_alive = len(parent_U.unique())
+        if len(parent_U) > num_alive or num_alive <= (1 - _LEAVE_SHARE) * num_old:
+            return cls(parent_U, id_U, next_B, moved=True)
+        # No branch parted and few have ended: those stay in place, fed with an id whose logits nobody reads.
+        stay_U = torch.arange(num_old, device=branch_B.device)
+        return cls(stay_U, torch.zeros_like(stay_U).index_copy(0, parent_U, id_U), branch_B, moved=False)
+
+
 _LEAVE_SHARE = 0.25  # leaving copies the key-values of those who stay: worth it for a share of the batch, not for one
 
 
 def _prefill(
     model: PreTrainedModel, rows: Sequence[_Row], num_steps: int
-) -> tuple[Tensor, DynamicCache, Tensor, Tensor]:
-    """The first logits_BV, the cache of B rows, their mask_BL (L = P + T; 0 on padding) and first new position_B."""
+) -> tuple[Tensor, DynamicCache, Tensor, Tensor, Tensor]:
+    """One branch per distinct prompt: their first logits_UV, cache, mask_UL (L = P + T; 0 on padding) and first new
+    position_U; and each row's branch_B."""
     device = next(model.parameters()).device
     unique = {prompt_ids: place for place, prompt_ids in enumerate(dict.fromkeys(row.prompt_ids for row in rows))}
     unique_B = torch.tensor([unique[row.prompt_ids] for row in rows], device=device)
@@ -234,9 +262,7 @@ def _prefill(
         use_cache=True,
         logits_to_keep=1,
     ).logits[:, -1]
-    if len(unique) < len(rows):
-        cache.reorder_cache(unique_B)
-    return logits_UV[unique_B], cache, mask_UL[unique_B], lengths_U[unique_B]
+    return logits_UV, cache, mask_UL, lengths_U, unique_B
 
 
 @dataclass(frozen=True)
@@ -355,4 +381,8 @@ class _RoomyLayer(DynamicLayer):
 
 
 def _with_room(states: Tensor) -> Tensor:
-    return torch.nn.functional.pad(states, (0, 0, 0, 64))
+    """A copy with uninitialised room behind it, which no view shows before it is written."""
+    batch, heads, used, size = states.shape
+    room = states.new_empty(batch, heads, used + max(16, used // 4), size)
+    room[:, :, :used] = states
+    return room

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
 from gruppo.data.base import TaskSet
-from gruppo.evaluation.metrics import summarise
 from gruppo.rollout import Rollout
 from gruppo.types import Group, Task
 
@@ -22,8 +19,3 @@ def evaluate(rollout: Rollout, tasks: TaskSet, mode: str, attempts: int = 1) -> 
 def family_of(task: Task) -> str:
     """The family that the task file gives, else its source."""
     return str(task.extra_info.get("family") or task.source or "all")
-
-
-def summary_of(groups: list[Group]) -> dict[str, Any]:
-    """`metrics.summarise` by family."""
-    return summarise(groups, family_of)

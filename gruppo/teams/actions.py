@@ -57,7 +57,7 @@ def read_analysis(text: str) -> QueryAnalysis:
 
 
 def read_next_step(text: str, tools: Sequence[str], compact: bool) -> NextStep:
-    """The planner's step: "tool: sub-goal" when compact, else JSON or labelled lines (the last of each label counts)."""
+    """The planner's step: "tool: sub-goal" when compact, else JSON or labelled lines (the last of a label counts)."""
     if compact:
         name, colon, goal = text.strip().partition(":")
         if not colon or not goal.strip():

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Prompt:
-    """A role's words as data: `user` is a template whose {fields} the team fills in. Empty `system`: no system message."""
+    """A role's words as data: `user` is a template whose {fields} the team fills in; `system` may be empty."""
 
     user: str
     system: str = ""

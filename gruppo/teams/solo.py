@@ -1,4 +1,4 @@
-"""One agent on its own, with or without tools: it talks, calls tools, and its first message without a call is the answer."""
+"""One agent on its own, with or without tools: its first message without a tool call is the answer."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from gruppo.config import Config
 from gruppo.teams.base import Action, Cast, Prompt
 from gruppo.types import Message, Outcome, Task, Tool
 
-SYSTEM = """You answer questions. Think as long as you need, then end with a line "Answer: ..." that holds the answer alone."""
-WITH_TOOLS = """To use a tool, write <tool_call>{"name": ..., "arguments": {...}}</tool_call> and wait for its result. The tools:
+SYSTEM = """You answer questions. Think as long as you need, then end with a line "Answer: ...", the answer alone."""
+WITH_TOOLS = """To use a tool, write <tool_call>{"name": ..., "arguments": {...}}</tool_call> and wait for its result.
+The tools:
 """
 
 
@@ -72,7 +73,9 @@ def opening(prompt: Prompt, task: Task, tools: Sequence[Tool]) -> list[Message]:
     """System and user message; the system message lists the tools, if any."""
     messages = prompt.messages({"question": task.question})
     if tools:
-        schemas = [{"name": tool.name, "description": tool.description, "parameters": dict(tool.schema)} for tool in tools]
+        schemas = [
+            {"name": tool.name, "description": tool.description, "parameters": dict(tool.schema)} for tool in tools
+        ]
         listed = WITH_TOOLS + "\n".join(json.dumps(schema) for schema in schemas)
         messages[0] = {"role": "system", "content": f"{messages[0]['content']}\n\n{listed}"}
     return messages

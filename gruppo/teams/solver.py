@@ -36,7 +36,7 @@ class SolverConfig(Config):
     """The limits and the words of the solver team."""
 
     prompts: str = "full"
-    """"compact" (one line in, one line out), "full" (JSON, for LLMs), or the path of a TOML file with own full prompts."""
+    """"compact" (one line in, one line out), "full" (JSON, for LLMs), or a TOML file with your own full prompts."""
     max_steps: int = Field(5, ge=1)
     """Plans per question."""
     max_tool_output: int = Field(2000, ge=16)
@@ -152,7 +152,9 @@ def solver_prompts(which: str) -> dict[str, Prompt]:
     except FileNotFoundError:
         raise ConfigError(f"team.prompts = {which!r}: no such file; use 'compact', 'full' or a TOML file") from None
     except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"team.prompts = {which!r}: each role needs a table with 'user' (and 'system'): {error}") from None
+        raise ConfigError(
+            f"team.prompts = {which!r}: each role needs a table with 'user' (and 'system'): {error}"
+        ) from None
 
 
 def describe(tools: Mapping[str, Tool]) -> str:

@@ -1,8 +1,8 @@
 """The hub: reinforcement learning of a team, from tasks to better policies, read top to bottom.
 
-Take tasks, roll out, drop groups without signal, advantages, batch, log-probs and loss, step, sync the engine, log, save,
-evaluate. It knows no algorithm: the three functions that make one are looked up by name. Every draw is a function of
-(seed, step), so a run that is killed and resumed goes the same way as one that was not.
+Take tasks, roll out, drop groups without signal, advantages, batch, log-probs and loss, step, sync the engine, log,
+save, evaluate. It knows no algorithm: the three functions that make one are looked up by name. Every draw is a function
+of (seed, step), so a run that is killed and resumed goes the same way as one that was not.
 """
 
 from __future__ import annotations
@@ -103,7 +103,9 @@ def grpo(parts: Parts, config: GRPOConfig) -> None:
             # The local engine samples with the learner's own weights: there is nothing to copy, only versions move on.
             idle = 0 if kept else idle + 1
             if idle == PATIENCE:
-                raise UserError(f"no group had a signal in {PATIENCE} steps: all rewards equal; easier tasks or more attempts?")
+                raise UserError(
+                    f"no group had a signal in {PATIENCE} steps: all rewards equal; easier tasks or more attempts?"
+                )
             record["seconds/step"] = time.monotonic() - started
             run.write_episodes(f"grpo-{step + 1:06d}", groups)
             if config.eval_every and (step + 1) % config.eval_every == 0:
@@ -148,7 +150,7 @@ def load(learner: Learner, checkpoint: Checkpoint) -> None:
 
 
 def state(parts: Parts, step: int) -> dict[str, Any]:
-    """What a checkpoint says of itself. Draws depend on (seed, step) alone, so this is also the RNG and data position."""
+    """What a checkpoint says of itself. Draws depend on (seed, step) alone, so this is the data position too."""
     learner = parts.learner
     return {
         "step": step,
@@ -160,7 +162,12 @@ def state(parts: Parts, step: int) -> dict[str, Any]:
 
 
 def update(
-    learner: Learner, policy: str, shares: Sequence[Sequence[Row]], algorithm: AlgorithmConfig, config: GRPOConfig, scale: float
+    learner: Learner,
+    policy: str,
+    shares: Sequence[Sequence[Row]],
+    algorithm: AlgorithmConfig,
+    config: GRPOConfig,
+    scale: float,
 ) -> dict[str, float]:
     """One optimizer step of a policy per share of its rows; returns its metrics. A policy without rows is skipped.
 
@@ -182,17 +189,26 @@ def update(
             metrics["grad_norm"] += norm / len(batches)
             metrics["skipped"] += not math.isfinite(norm)
     total = sum(num_tokens)
-    per_token = ("clipped", "ratio", "kl_old", "kl", "mismatch", "surprise")
+    per_token = ("clipped", "ratio", "kl_old", "kl", "mismatch", "entropy")
     found = {name: value / metrics["seen"] for name, value in metrics.items() if name in per_token and metrics["seen"]}
     found |= {name: metrics[name] for name in ("loss", "grad_norm", "skipped") if name in metrics}
-    found |= {"rows": sum(map(len, shares)), "tokens": total, "rows_computed": sum(len(p) for ps in batches for p in ps)}
+    found |= {
+        "rows": sum(map(len, shares)),
+        "trained_tokens": total,
+        "rows_computed": sum(len(p) for ps in batches for p in ps),
+    }
     return {f"{name}/{policy}": float(value) for name, value in found.items()}
 
 
 def accumulate(
-    learner: Learner, policy: str, rows: Sequence[Row], old_BT: Tensor | None, algorithm: AlgorithmConfig, num_tokens: int
+    learner: Learner,
+    policy: str,
+    rows: Sequence[Row],
+    old_BT: Tensor | None,
+    algorithm: AlgorithmConfig,
+    num_tokens: int,
 ) -> dict[str, float]:
-    """Back-propagate one microbatch's part of the step's loss; returns sums over its tokens, and their number `seen`."""
+    """Back-propagate one microbatch's part of the step's loss; returns sums over its `seen` tokens."""
     batch = collate(rows, learner.pad_id, learner.config.device)
     logprobs_BT = learner.logprobs(policy, batch)
     old_BT = logprobs_BT.detach() if old_BT is None else old_BT
@@ -210,10 +226,10 @@ def accumulate(
 
 
 def against_sampler(logprobs_BT: Tensor, batch: Batch) -> dict[str, Tensor]:
-    """How far the learner's log-probs are from those recorded when sampled, and the mean surprise (an entropy estimate)."""
+    """How far the learner's log-probs are from those recorded when sampled, and an estimate of the entropy."""
     return {
         "mismatch": masked((logprobs_BT - batch.sampled_logprobs_BT).abs(), batch.mask_BT).sum(),
-        "surprise": masked(-batch.sampled_logprobs_BT, batch.mask_BT).sum(),
+        "entropy": masked(-batch.sampled_logprobs_BT, batch.mask_BT).sum(),
     }
 
 

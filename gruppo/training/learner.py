@@ -15,11 +15,13 @@ from typing import Any, Literal
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from pydantic import Field
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 from gruppo.algorithms.batching import Batch
 from gruppo.config import Config
@@ -73,9 +75,16 @@ class Learner:
         self.base_fingerprint = digest_of(base.state_dict())
         full = [name for name, policy in policies.items() if policy.full]
         if full and len(policies) > 1:
-            raise ConfigError(f"policies.{full[0]}.full = true: a fully trained model is the only policy; drop the others")
-        self._frozen = deepcopy(base).requires_grad_(False) if full else None
+            raise ConfigError(
+                f"policies.{full[0]}.full = true: a fully trained model is the only policy; drop the others"
+            )
+        self._copies: dict[str | None, Any] = {None: deepcopy(base).requires_grad_(False)} if full else {}
+        # Sampling is bound by the number of operations: a plain model with the adapter merged in has a third of them.
+        # Not in bfloat16, where the merged weight would round the adapter's small update away.
+        self._sampler = deepcopy(base) if not full and model.dtype == "float32" else None
+        self._merged: tuple[str | None, int] = (None, 0)
         self.model: Any = base if full else self._with_adapters(base, seed)
+        self.model.eval()  # no dropout, ever: old and new log-probs must be of the same function
         self.versions = dict.fromkeys(policies, 0)
         self._references: dict[str, str] = {}
         self._optimizers: dict[str, torch.optim.AdamW] = {}
@@ -97,16 +106,43 @@ class Learner:
 
     @contextmanager
     def activate(self, policy: str | None) -> Iterator[Any]:
-        """The model that computes with a policy's weights, or with None the frozen base, for the length of the block."""
-        if policy is None and self._frozen is not None:
-            yield self._frozen
-        elif policy is None and isinstance(self.model, PeftModel):
+        """The model that computes with a policy's weights, or with None the frozen base, inside the block."""
+        if policy in self._copies:
+            yield self._copies[policy]
+        elif not isinstance(self.model, PeftModel):
+            yield self.model
+        elif policy is None:
             with self.model.disable_adapter():
                 yield self.model
         else:
-            if isinstance(self.model, PeftModel):
+            # Switching decides what takes gradients: after a reference the policy itself must be active again.
+            before = self.model.active_adapter
+            if before != policy:
                 self.model.set_adapter(policy)
             yield self.model
+            if before != policy and policy in self._references.values():
+                self.model.set_adapter(before)
+
+    @contextmanager
+    def sampling(self, policy: str | None) -> Iterator[Any]:
+        """As `activate`, for sampling only: a plain model with the adapter's update added in, where it can be."""
+        if self._sampler is None:
+            with self.activate(policy) as model:
+                yield model
+            return
+        if self._merged != (policy, self.version(policy)):
+            self._merge(policy)
+            self._merged = (policy, self.version(policy))
+        yield self._sampler
+
+    @torch.no_grad()
+    def _merge(self, policy: str | None) -> None:
+        plain = dict(self._sampler.named_modules())
+        for name, module in self.model.named_modules():
+            if isinstance(module, LoraLayer):
+                weight = module.get_base_layer().weight
+                update = 0 if policy is None else module.get_delta_weight(policy)
+                plain[name.removeprefix("base_model.model.")].weight.copy_(weight + update)
 
     def version(self, policy: str | None) -> int:
         """How many optimizer steps a policy has taken; 0 for the base."""
@@ -128,10 +164,10 @@ class Learner:
 
     def freeze_reference(self, policy: str) -> None:
         """Remember the policy as it is now; `reference_logprobs` uses this copy from here on."""
-        if self.policies[policy].full:
-            self._frozen = deepcopy(self.model).requires_grad_(False)
-            return
         name = self._references[policy] = f"{policy}-reference"
+        if self.policies[policy].full:
+            self._copies[name] = deepcopy(self.model).requires_grad_(False)
+            return
         if name not in self.model.peft_config:
             self.model.add_adapter(name, self.model.peft_config[policy])
         set_peft_model_state_dict(self.model, self._weights(policy), adapter_name=name)
@@ -145,8 +181,12 @@ class Learner:
         """SHA-256 of a policy's weights, or with None of the base's as they are now."""
         if policy is not None:
             return digest_of(self.parameters(policy))
-        base = self._frozen if self._frozen is not None else self.model
-        plain = {name.replace(".base_layer.", "."): tensor for name, tensor in base.state_dict().items() if ".lora_" not in name}
+        base = self._copies.get(None, self.model)
+        plain = {
+            name.replace(".base_layer.", "."): tensor
+            for name, tensor in base.state_dict().items()
+            if ".lora_" not in name
+        }
         return digest_of({name.removeprefix("base_model.model."): tensor for name, tensor in plain.items()})
 
     # ---- learning ------------------------------------------------------------------------------------------------
@@ -190,7 +230,7 @@ class Learner:
             else:
                 self._save_adapter(policy, target)
             if policy in self._references:
-                save_file(self._weights(self._references[policy]), folder / f"reference-{policy}.safetensors")
+                self._save_reference(policy, folder / f"reference-{policy}")
             if policy in self._optimizers:
                 save_file(self._optimizer_tensors(policy), folder / f"optimizer-{policy}.safetensors")
 
@@ -202,14 +242,13 @@ class Learner:
                 self.model.load_state_dict(tensors, strict=False)
             else:
                 set_peft_model_state_dict(self.model, tensors, adapter_name=policy)
-            reference = folder / f"reference-{policy}.safetensors"
-            if reference.exists():
-                self.freeze_reference(policy)
-                set_peft_model_state_dict(self.model, load_file(reference), adapter_name=self._references[policy])
+            if (reference := folder / f"reference-{policy}").exists():
+                self._load_reference(policy, reference)
             optimizer = folder / f"optimizer-{policy}.safetensors"
             if policy in self._optimizers and optimizer.exists():
                 self._load_optimizer(policy, load_file(optimizer))
         self.versions.update(versions)
+        self._merged = ("", -1)  # whatever the sampler holds, it is not these weights
 
     def _weights(self, adapter: str) -> dict[str, Tensor]:
         found = get_peft_model_state_dict(self.model, adapter_name=adapter, save_embedding_layers=False)
@@ -221,16 +260,38 @@ class Learner:
         config.save_pretrained(target)
         save_file(self._weights(policy), target / "adapter_model.safetensors")
 
+    def _save_reference(self, policy: str, target: Path) -> None:
+        name = self._references[policy]
+        if name in self._copies:
+            self._copies[name].save_pretrained(target)
+        else:
+            target.mkdir()
+            save_file(self._weights(name), target / "model.safetensors")
+
+    def _load_reference(self, policy: str, source: Path) -> None:
+        self.freeze_reference(policy)
+        name, tensors = self._references[policy], load_file(source / "model.safetensors")
+        if name in self._copies:
+            self._copies[name].load_state_dict(tensors, strict=False)
+        else:
+            set_peft_model_state_dict(self.model, tensors, adapter_name=name)
+
     def _read(self, folder: Path, policy: str) -> dict[str, Tensor]:
         full = self.policies[policy].full
         file = folder / ("model.safetensors" if full else "adapter_model.safetensors")
         if not file.exists():
-            raise CheckpointError(f"{folder}: no {file.name} for policy {policy!r}; is [policies] the same as in that run?")
+            raise CheckpointError(
+                f"{folder}: no {file.name} for policy {policy!r}; is [policies] the same as in that run?"
+            )
         saved = load_file(file)
         current = self.model.state_dict() if full else self._weights(policy)
-        odd = [name for name in saved if name not in current] + [name for name in current if name not in saved and not full]
+        odd = [name for name in saved if name not in current] + [
+            name for name in current if name not in saved and not full
+        ]
         if odd or not saved:
-            raise CheckpointError(f"{file}: does not fit policy {policy!r}: {len(odd)} other tensor names, such as {odd[:2]}")
+            raise CheckpointError(
+                f"{file}: does not fit policy {policy!r}: {len(odd)} other tensor names, such as {odd[:2]}"
+            )
         for name, tensor in saved.items():
             if tensor.shape != current[name].shape:
                 shapes = f"{tuple(tensor.shape)} in the checkpoint, {tuple(current[name].shape)} here"
@@ -254,7 +315,8 @@ class Learner:
 
 
 def load_base(config: ModelConfig) -> tuple[PreTrainedTokenizerBase, Any]:
-    """(tokenizer, model) of the base. Raises ConfigError if it is neither embedded, a model folder nor allowed to be fetched."""
+    """(tokenizer, model) of the base. Raises ConfigError if there is no such model here, or it has no chat template."""
+    transformers_logging.disable_progress_bar()
     source = str(TINY) if config.base == "tiny" else config.base
     local = not config.allow_download
     if Path(source).is_dir() and not (Path(source) / "config.json").exists():
@@ -269,7 +331,6 @@ def load_base(config: ModelConfig) -> tuple[PreTrainedTokenizerBase, Any]:
     if tokenizer.chat_template is None:
         raise ConfigError(f"model.base = {config.base!r}: its tokenizer has no chat template; take an instruct model")
     return tokenizer, model.to(config.device).eval()
-
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:

@@ -40,7 +40,7 @@ class SFTConfig(Config):
 
 
 def sft(learner: Learner, rows: Mapping[str, Sequence[Row]], config: SFTConfig, seed: int, log: Log) -> list[dict]:
-    """Train each policy on its rows; returns one metrics record per step. Policies without rows are left as they are."""
+    """Train each policy on its rows; returns a record per step. Policies without rows stay as they are."""
     records: list[dict] = []
     learner.start_optimizers({policy: config.learning_rate for policy in rows})
     with log.progress("sft", config.steps) as progress:

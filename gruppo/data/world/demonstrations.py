@@ -12,7 +12,9 @@ def gold_reply(task: Task, role: str, index: int, compact: bool) -> str:
     """The right text of the `index`-th turn of `role`. Raises DataError for a task without a plan in extra_info."""
     plan = task.extra_info.get("plan")
     if not plan:
-        raise DataError(f"task {task.id!r} has no gold plan in extra_info.plan: demonstrations need one; or set sft.steps = 0")
+        raise DataError(
+            f"task {task.id!r} has no gold plan in extra_info.plan: demonstrations need one; or set sft.steps = 0"
+        )
     step, last = plan[min(index, len(plan) - 1)], index >= len(plan) - 1
     if role == "writer":
         return task.result

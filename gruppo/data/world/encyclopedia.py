@@ -1,7 +1,7 @@
-"""The encyclopedia: cities, people, inventions and years, invented from a seed, with the articles that state their facts.
+"""The encyclopedia: cities, people, inventions and years, invented from a seed, and the articles that tell of them.
 
-Every entity belongs to one split, and an entity's facts point only to entities of its own split, so that no answer of
-the test split can be learnt from training tasks. Names share their parts (two people called Tarvo, two Kelvar machines):
+Every entity belongs to one split, and its facts point only to entities of that split, so no answer of the test split
+can be learnt from training tasks. Names share their parts (two people called Tarvo, two Kelvar machines):
 a careless search finds a near miss. This module knows facts and sentences; questions are next door.
 """
 
@@ -144,9 +144,6 @@ def _write_articles(world: World, rng: random.Random) -> None:
             for relation in RELATIONS[kind]:
                 sentence = rng.choice(SENTENCES[relation]).format(s=name, v=world.facts[name, relation])
                 world.sentences[name, relation] = sentence[0].upper() + sentence[1:]
-            if kind != "year":
-                told = tuple(world.sentences[name, relation] for relation in RELATIONS[kind])
-                world.articles.append(Article(name.removeprefix("the "), told))
-    for decade in range(YEARS.start, YEARS.stop, 10):
-        told = tuple(world.sentences[f"the year {year}", "event"] for year in range(decade, decade + 10))
-        world.articles.append(Article(f"{decade}s", told))
+            told = tuple(world.sentences[name, relation] for relation in RELATIONS[kind])
+            title = name.removeprefix("the ")
+            world.articles.append(Article(title[0].upper() + title[1:], told))

@@ -1,7 +1,7 @@
 """Question families over the world: which steps a question needs, how it is worded, its gold plan and answer.
 
-A family is named by its steps: "lookup-compute" is a look-up whose result goes into a calculation. A gold plan is a
-list of {"tool", "sub_goal", "command", "result"}, which the real tools must reproduce (the test suite replays them all).
+A family is named by its steps: "lookup-compute" is a look-up whose result goes into a calculation. A gold plan lists
+{"tool", "sub_goal", "command", "result"}, which the real tools must reproduce (the test suite replays them all).
 Wordings marked unseen come up in the test split only.
 """
 
@@ -106,7 +106,9 @@ def _compute(source: Source) -> Draw:
     operation, a, b = _operands(source.rng)
     step, value = compute(operation, a, b)
     first, second = _spoken(operation, str(a), b)
-    return Draw((f"What is {first}?", f"Compute {second}.", f"Work out {first}.", f"Tell me {second}."), (step,), str(value))
+    return Draw(
+        (f"What is {first}?", f"Compute {second}.", f"Work out {first}.", f"Tell me {second}."), (step,), str(value)
+    )
 
 
 def _lookup(source: Source) -> Draw:
@@ -134,7 +136,9 @@ def _compute_lookup(source: Source) -> Draw:
 def _lookup_compute(source: Source) -> Draw:
     kind = source.rng.choice(("city", "person", "invention"))
     relation, subject, value = source.fact(kind, ("number",))
-    operation, b = source.rng.choice((("plus", source.rng.randrange(11, 100)), ("minus", source.rng.randrange(11, 100))))
+    operation, b = source.rng.choice(
+        (("plus", source.rng.randrange(11, 100)), ("minus", source.rng.randrange(11, 100)))
+    )
     if source.rng.random() < 0.3:
         operation, b = "times", source.rng.randrange(2, 10)
     step, result = compute(operation, int(value), b)

@@ -1,0 +1,5 @@
+"""Fixtures that several test files use."""
+
+from command_line import gruppo
+
+__all__ = ["gruppo"]

@@ -1,0 +1,232 @@
+"""What the person at the keyboard can mend: each mistake is one clear line and exit code 2, and nothing is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import QUICKSTART, Command, Ended, refused, training
+from safetensors.torch import load_file, save_file
+
+from gruppo.store import Run
+from gruppo.training.learner import TINY
+
+# The config ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"trian__steps": "3"}, "unknown key trian"),
+        ({"train__step": "3"}, "unknown key train.step = 3: did you mean train.steps?"),
+        ({"algorithm__clip_hihg": "0.3"}, "did you mean algorithm.clip_high?"),
+        ({"roles__planner__polcy": "planner"}, "did you mean roles.planner.policy?"),
+        ({"train__steps": "many"}, 'train.steps = "many": expected a valid integer'),
+        ({"train__attempts": "1"}, "train.attempts = 1: expected greater than or equal to 2"),
+        ({"algorithm__loss": "ppo_clop"}, "did you mean ppo_clip?"),
+        ({"roles__planer__policy": "planner"}, "unknown role roles.planer: did you mean planner?"),
+        ({"roles__planner__policy": "planer"}, "no such policy: did you mean planner?"),
+        ({"roles__writer__engine": "lokal"}, "no such engine: did you mean local?"),
+        ({"team__program": "solvr"}, "no such team: did you mean solver?"),
+        ({"team__program": "no_team.py:Team"}, "no_team.py: no such file"),
+        ({"team__solver__prompts": "compcat"}, "team.prompts = 'compcat': no such file"),
+        ({"tools__names": '["pyton"]'}, "no tool 'pyton': did you mean python?"),
+        ({"tools__names": '["no_tools.py:search"]'}, "no_tools.py: no such file"),
+        ({"tools__corpus": "no_folder"}, "no_folder: no .txt or .md file to search in"),
+        ({"tools__corpus": "no_file.jsonl"}, "no_file.jsonl"),
+        ({"rewards": "{exakt = 1.0}"}, "did you mean exact?"),
+        ({"rewards": '{"no_reward.py:short" = 1.0}'}, "no_reward.py: no such file"),
+        ({"tasks__families": '["compute", "compute-lokup"]'}, "did you mean compute-lookup?"),
+        ({"tasks__families": "[]"}, "tasks.families"),
+        ({"sft__steps": "2", "sft__families": '["lokup"]'}, "did you mean lookup?"),
+        ({"eval__modes": '["gredy"]'}, "did you mean greedy?"),
+        ({"roles__planner__top_p": "0.9"}, "roles.planner: a trained role samples with top_p = 1 and temperature > 0"),
+        (
+            {"roles__planner__temperature": "0"},
+            "roles.planner: a trained role samples with top_p = 1 and temperature > 0",
+        ),
+        ({"policies__planner__full": "true"}, "policies.planner.full = true: a fully trained model is the only policy"),
+        ({"policies__planner__target_modules": '["q_prj"]'}, "q_prj"),
+        ({"policies__plannner__rank": "4"}, "plannner"),
+        ({"model__device": "quda"}, "model.device"),
+    ],
+    ids=lambda value: " ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else "",
+)
+def test_a_mistake_in_the_config(gruppo: Command, tmp_path: Path, changes: dict[str, str], expected: str) -> None:
+    refused(gruppo(*training(**changes)), expected)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["train", "--config", "quikstart.toml"], "quikstart.toml: no such file"),
+        (["train"], "no role is trained: give one a policy"),
+        (["config", "--train.steps", "3", "--train.steps", "4"], "--train.steps is given twice"),
+        (["config", "steps"], "unexpected argument 'steps'"),
+        (["train", "--resume", "--out", "nothing"], "nothing is not a run folder"),
+        (["eval", "nothing"], "nothing is not a run folder"),
+        (["report", "nothing"], "nothing"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_in_a_command(gruppo: Command, tmp_path: Path, words: list[str], expected: str) -> None:
+    refused(gruppo(*words), expected)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_nearest_config_file_is_named(gruppo: Command, tmp_path: Path) -> None:
+    (tmp_path / "quickstart.toml").write_text("")
+    refused(gruppo("train", "--config", "quikstart.toml"), "no such file: did you mean quickstart.toml?")
+
+
+def test_a_config_that_is_not_toml(gruppo: Command, tmp_path: Path) -> None:
+    (tmp_path / "broken.toml").write_text("[train\nsteps = 3")
+    refused(gruppo("train", "--config", "broken.toml"), "broken.toml: not a TOML file")
+
+
+# Task files ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("split", "rows", "expected"),
+    [
+        ("train", [{"question": "6 times 7"}], "tasks.jsonl: row 1: no column 'result'"),
+        ("train", [{"question": "6 times 7", "result": ""}], "tasks.jsonl: row 1: column 'result' is empty"),
+        ("train", [{"id": "a", "question": "6 times 7", "result": 42}] * 2, "rows 1 and 2 have the same id 'a'"),
+        ("train", [], "tasks.jsonl: no tasks; at least one is needed"),
+        ("validation", [], "tasks.jsonl: no tasks; at least one is needed"),
+        ("test", [], "tasks.jsonl: no tasks; at least one is needed"),
+    ],
+    ids=["no answer", "empty answer", "same id", "no rows", "no rows to validate", "no rows to test"],
+)
+def test_a_mistake_in_a_task_file(
+    gruppo: Command, tmp_path: Path, split: str, rows: list[dict[str, object]], expected: str
+) -> None:
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    changes = {f"tasks__{split}": "tasks.jsonl", "eval__stages": "true", "train__eval_every": "1"}
+    refused(gruppo(*training(**changes)), expected)
+    assert [path.name for path in tmp_path.iterdir()] == ["tasks.jsonl"]
+
+
+def test_a_task_file_that_is_not_there(gruppo: Command, tmp_path: Path) -> None:
+    refused(gruppo(*training(tasks__train="tasks.jsonl")), "tasks.jsonl: no such file")
+    assert not list(tmp_path.iterdir())
+
+
+def test_tasks_without_gold_plans_can_not_be_demonstrated(gruppo: Command, tmp_path: Path) -> None:
+    (tmp_path / "tasks.jsonl").write_text(json.dumps({"question": "6 times 7", "result": 42}) + "\n")
+    changes = {"tasks__train": "tasks.jsonl", "sft__steps": "2", "sft__families": "[]"}
+    refused(gruppo(*training(**changes)), "has no gold plan in extra_info.plan")
+
+
+# The model -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_without_a_model(gruppo: Command, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    refused(gruppo(*training(model__base="model")), "model.base = 'model': the folder has no config.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_folder_with_a_model_of_an_unknown_kind(gruppo: Command, tmp_path: Path) -> None:
+    shutil.copytree(TINY, tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "qwen99"}')
+    refused(gruppo(*training(model__base="model")), "model.base = 'model'")
+
+
+def test_a_hub_id_reaches_for_nothing_unless_it_may(tmp_path: Path) -> None:
+    """In processes of their own: the libraries read these variables as they are imported, and ask once per process."""
+    cases = {"not allowed": ({}, "false"), "offline": ({"HF_HUB_OFFLINE": "1"}, "true")}
+    processes = {}
+    for case, (variables, allow) in cases.items():
+        out = str(tmp_path / case)
+        words = training(out, model__base="nobody/nothing", model__allow_download=allow)
+        processes[case] = subprocess.Popen(
+            [sys.executable, "-c", WITHOUT_NETWORK, *words],
+            env={**os.environ, "HF_HOME": str(tmp_path / "cache"), **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    texts = {case: process.communicate(timeout=100) for case, process in processes.items()}
+    for case, (out, errors) in texts.items():
+        assert "reached for" not in errors, case
+        ended = Ended(processes[case].returncode, out, errors)
+        refused(ended, "model.base = 'nobody/nothing': no such folder, nor cached")
+    assert not any((tmp_path / case).exists() for case in cases)
+
+
+WITHOUT_NETWORK = """
+import os, socket, sys
+
+def reach(host, *arguments, **options):
+    sys.stderr.write(f"reached for {host}\\n")
+    os._exit(3)
+
+socket.getaddrinfo = reach
+from gruppo.cli import main
+main()
+"""
+
+
+# The run folder ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def finished(gruppo: Command, tmp_path: Path) -> Path:
+    """A run of one step on a base in a folder of the user's."""
+    shutil.copytree(TINY, tmp_path / "model")
+    ended = gruppo(*training(model__base="model"))
+    assert ended.code == 0, ended.err
+    return tmp_path / "run"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files but the lock, which says who looked last."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "run.lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_a_finished_run_is_not_touched_by_mistakes(gruppo: Command, finished: Path) -> None:
+    before = contents(finished)
+    refused(gruppo(*training(model__base="model")), "run holds a run; pass --resume or another --out")
+    resume = ["train", "--resume", "--out", "run"]
+    refused(gruppo(*resume, "--train.attempts", "4"), "--train.attempts: a resumed run goes on with its own config")
+    refused(gruppo(*resume, "--train.steps", "9"), "--train.steps: a resumed run goes on with its own config")
+    refused(gruppo(*resume, "--seed", "9"), "--seed: a resumed run goes on with its own config")
+    refused(gruppo(*resume, "--config", str(QUICKSTART)), "--config: a resumed run goes on with its own config")
+    refused(gruppo("eval", "run", "--mode", "gredy"), "did you mean greedy?")
+    refused(gruppo("eval", "run", "--step", "7"), "step-000007 is missing or damaged")
+    with Run.resume(finished):
+        refused(gruppo(*resume), f"run is in use by process {os.getpid()} on ")
+    assert contents(finished) == before
+
+
+def test_a_checkpoint_of_another_base_is_refused(gruppo: Command, finished: Path) -> None:
+    weights = finished.parent / "model" / "model.safetensors"
+    tensors = load_file(weights)
+    name = min(tensors)
+    save_file(tensors | {name: tensors[name] + 1e-3}, weights, metadata={"format": "pt"})
+    before = contents(finished)
+    for words in (["train", "--resume", "--out", "run"], ["eval", "run"]):
+        refused(gruppo(*words), "was trained on another base than model.base = 'model'")
+    assert contents(finished) == before
+
+
+def test_a_full_disk_is_named_and_the_run_goes_on_once_there_is_room(gruppo: Command, tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # an adapter has more bytes
+    try:
+        refused(gruppo(*training()), "no space left on run/checkpoints while writing step-000000")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list((tmp_path / "run" / "checkpoints").iterdir())
+    assert gruppo("train", "--resume", "--out", "run").code == 0
+    assert Run.open("run").list_checkpoints() == [0, 1]

@@ -1,0 +1,113 @@
+"""Killed anywhere, resumed exactly; and what a checkpoint would have to lack for these tests to notice."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gruppo.config import load
+from gruppo.log import Log
+from gruppo.run import RunConfig
+from gruppo.stages import train
+from gruppo.store import Run
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from kill_resume import QUICKSTART, SMALL, differences, ending_of  # noqa: E402
+
+HALF_WAY = 2
+
+
+def test_three_kills_end_as_the_run_that_was_not_killed(tmp_path: Path) -> None:
+    program = [sys.executable, str(ROOT / "benchmarks" / "kill_resume.py")]
+    options = ["--kills", "3", "--seed", "1", "--parallel", "2", "--json", str(tmp_path / "found.json")]
+    ended = subprocess.run([*program, *options], cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["kills"], found["identical"]) == (3, 3)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The small run with every checkpoint kept, without its evaluations."""
+    threads = torch.get_num_threads()
+    out = tmp_path_factory.mktemp("reference") / "run"
+    changes = {"train.save_every": "1", "train.keep_last": "99", "train.steps": "4", "eval.stages": "false"}
+    train(load(RunConfig, [QUICKSTART], SMALL | changes), out, False, Log())
+    yield out
+    torch.set_num_threads(threads)
+
+
+def lose_nothing(folder: Path, state: dict[str, Any]) -> None:
+    pass
+
+
+def lose_the_moments(folder: Path, state: dict[str, Any]) -> None:
+    (folder / "optimizer-planner.safetensors").unlink()
+
+
+def lose_the_versions(folder: Path, state: dict[str, Any]) -> None:
+    state["versions"] = dict.fromkeys(state["versions"], 0)
+
+
+def take_older_weights(folder: Path, state: dict[str, Any]) -> None:
+    name = "policies/executor/adapter_model.safetensors"
+    shutil.copy(folder.parent / "checkpoints" / f"step-{HALF_WAY - 1:06d}" / name, folder / name)
+
+
+LOSSES: dict[Callable[[Path, dict[str, Any]], None], set[str]] = {
+    lose_nothing: set(),
+    lose_the_moments: {"policies/planner/adapter_model.safetensors", "optimizer-planner.safetensors"},
+    lose_the_versions: {"state.json"},
+    take_older_weights: {"policies/executor/adapter_model.safetensors"},
+}
+
+
+def resume(reference: Path, out: Path, step: int, lose: Callable[[Path, dict[str, Any]], None]) -> list[str]:
+    """Go on from a copy of the half-way checkpoint, saved as that of `step`; returns what ends differently."""
+    shutil.copytree(reference, out)
+    checkpoint, part = Run.open(out).checkpoint(HALF_WAY), out / "part"
+    shutil.copytree(checkpoint.path, part)
+    for name in ("state.json", "manifest.json"):  # sealed anew: what goes missing afterwards is known by the manifest
+        (part / name).unlink()
+    state = {**checkpoint.state, "step": step}
+    lose(part, state)
+    with Run.resume(out) as run:
+        run.save_checkpoint(step, lambda folder: copy_tree(part, folder), state)
+    train(load(RunConfig, [out / "config.toml"]), out, True, Log())
+    return differences(ending_of(reference), ending_of(out))
+
+
+def copy_tree(source: Path, target: Path) -> None:
+    shutil.copytree(source, target, dirs_exist_ok=True)
+
+
+@pytest.mark.parametrize(("lose", "expected"), LOSSES.items(), ids=lambda value: getattr(value, "__name__", ""))
+def test_a_part_that_is_not_restored_is_noticed(
+    reference: Path, tmp_path: Path, lose: Callable[[Path, dict[str, Any]], None], expected: set[str]
+) -> None:
+    found = resume(reference, tmp_path / "run", HALF_WAY, lose)
+    assert expected <= set(found) if expected else not found
+
+
+def test_a_lost_data_position_is_noticed(reference: Path, tmp_path: Path) -> None:
+    assert resume(reference, tmp_path / "run", HALF_WAY - 1, lose_nothing)
+
+
+def test_every_tensor_that_is_saved_is_compared(reference: Path) -> None:
+    """So that a part that is saved one day, and not restored, can't slip through."""
+    checkpoint = Run.open(reference).latest_checkpoint()
+    assert checkpoint is not None
+    files = {str(path.relative_to(checkpoint.path)) for path in checkpoint.path.rglob("*") if path.is_file()}
+    described = {name for name in files if name.endswith(("adapter_config.json", "README.md"))}
+    assert files - described - {"manifest.json"} == ending_of(reference).files.keys()
+    assert {f"optimizer-{name}.safetensors" for name in ("planner", "executor", "verifier")} <= files
