@@ -2,8 +2,8 @@
 
 One run goes through undisturbed. Each trial starts the same run in a fresh folder, kills its process group with SIGKILL
 at a moment drawn uniformly over the life of a run (from when its folder is its own; what goes before leaves nothing
-behind), and resumes it. One trial in three is killed again while it resumes. At the end the weights, the optimizer
-states and the state of the last checkpoint are compared by SHA-256, and every metrics record but for its seconds.
+behind), and resumes it. One trial in three (`--again`) is killed once more while it resumes. At the end the weights,
+optimizer states and state of the last checkpoint are compared by SHA-256, and all metrics but the seconds.
 
 A kill may come before the config is on disk. Such a run has nothing to resume and says so; it is started anew, as a
 person would. The kernel is not stopped: what a power cut loses is not tried here.
@@ -33,14 +33,15 @@ SMALL = {
     "policies.executor.rank": "8",
     "tasks.families": '["compute", "lookup"]',
     "tasks.num_train": "64",
-    "tasks.num_test": "4",
+    "tasks.num_test": "3",
     "team.solver.max_steps": "1",
     "sft.families": "[]",
-    "sft.demonstrations": "16",
-    "sft.steps": "6",
-    "train.steps": "5",
-    "train.tasks_per_step": "6",
-    "train.attempts": "6",
+    "sft.demonstrations": "8",
+    "sft.steps": "3",
+    "sft.batch_size": "8",
+    "train.steps": "4",
+    "train.tasks_per_step": "4",
+    "train.attempts": "4",
     "train.save_every": "2",
     "eval.modes": '["greedy"]',
 }
@@ -117,22 +118,24 @@ def can_resume(out: Path) -> bool:
     return (out / "config.toml").exists()
 
 
-def trial(number: int, seed: int, seconds: float, folder: Path) -> dict[str, Any]:
-    """One run killed once or twice, then played to its end in `folder`. `seconds`: the life of an undisturbed run."""
-    moments = random.Random(f"kill {number} of {seed}")
+def trial(moments: random.Random, again: float, seconds: float, folder: Path) -> dict[str, Any]:
+    """One run killed once, with a chance of `again` twice, then played to its end in `folder`.
+
+    `seconds` is the life of an undisturbed run.
+    """
     # The kill comes within the run's life; should this run be faster than the first was, again and earlier.
     after = moments.uniform(0, seconds)
     while not kill(folder / "run", resume=False, after=after):
         (folder / "run").rename(folder / f"ended-{after:.3f}")
         after *= 0.9
     kills = [round(after, 3)]
-    if moments.random() < 1 / 3:
-        again = moments.uniform(0, seconds - after)
-        if kill(folder / "run", can_resume(folder / "run"), again):
-            kills.append(round(again, 3))
+    if moments.random() < again:
+        after = moments.uniform(0, seconds - after)
+        if kill(folder / "run", can_resume(folder / "run"), after):
+            kills.append(round(after, 3))
     anew = not can_resume(folder / "run")
     finish(folder / "run", resume=not anew)
-    return {"trial": number, "killed_after": kills, "started_anew": anew}
+    return {"killed_after": kills, "started_anew": anew}
 
 
 def ending_of(out: Path) -> Ending:
@@ -158,7 +161,7 @@ def differences(reference: Ending, found: Ending) -> list[str]:
     return different + [f"metrics of {old['stage']} step {old['step']}" for old, new in pairs if old != new]
 
 
-def run_trials(kills: int, seed: int, folder: Path, parallel: int) -> dict[str, Any]:
+def run_trials(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """All trials; returns what is written to the JSON file."""
     seconds = finish(folder / "reference" / "run", resume=False)
     reference = ending_of(folder / "reference" / "run")
@@ -167,19 +170,20 @@ def run_trials(kills: int, seed: int, folder: Path, parallel: int) -> dict[str, 
     print(f"undisturbed: {seconds:.1f} s, {len(reference.files)} files", flush=True)
 
     def play(number: int) -> dict[str, Any]:
-        found = trial(number, seed, seconds, folder / f"trial-{number:02d}")
-        found["different"] = differences(reference, ending_of(folder / f"trial-{number:02d}" / "run"))
-        print(f"kill {number}/{kills}: {found}", flush=True)
+        own = folder / f"trial-{number:02d}"
+        found = trial(random.Random(f"kill {number} of {options.seed}"), options.again, seconds, own)
+        found["different"] = differences(reference, ending_of(own / "run"))
+        print(f"kill {number}/{options.kills}: {found}", flush=True)
         return found
 
-    with ThreadPoolExecutor(parallel) as pool:
-        trials = list(pool.map(play, range(1, kills + 1)))
+    with ThreadPoolExecutor(options.parallel) as pool:
+        trials = list(pool.map(play, range(1, options.kills + 1)))
     return {
-        "kills": kills,
+        "kills": options.kills,
         "identical": sum(not found["different"] for found in trials),
         "killed_twice": sum(len(found["killed_after"]) > 1 for found in trials),
         "started_anew": sum(found["started_anew"] for found in trials),
-        "seed": seed,
+        "seed": options.seed,
         "seconds": round(seconds, 2),
         "trials": trials,
     }
@@ -191,12 +195,13 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20, help="runs to kill")
     parser.add_argument("--json", type=Path, help="where to write the result")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--again", type=float, default=1 / 3, help="chance of a second kill while the run resumes")
     parser.add_argument("--out", type=Path, help="a new folder to keep all runs in; default: a temporary one")
     parser.add_argument("--parallel", type=int, default=1, help="trials at once")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kill-resume-") as temporary:
         folder = options.out or Path(temporary)
-        found = run_trials(options.kills, options.seed, folder, options.parallel)
+        found = run_trials(options, folder)
     if options.json:
         options.json.write_text(json.dumps(found, indent=2) + "\n")
     print(f"{found['identical']} of {found['kills']} identical")

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedTokenizerBase
 
 TINY = Path(__file__).parents[1] / "gruppo" / "models" / "tiny"
-PROMPT = "Write the command.\nTool: python\nSub-goal: {sub_goal}"
+SYSTEM, USER = "Write the command.", "Tool: python\nSub-goal: {sub_goal}"
 OPERATIONS = {"plus": operator.add, "minus": operator.sub, "times": operator.mul}
 NODES = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Pow: operator.pow}
 
@@ -166,7 +166,8 @@ class Group:
 
 def encode(tokenizer: PreTrainedTokenizerBase, task: Task) -> list[int]:
     """The prompt as the chat template renders it."""
-    messages = [{"role": "user", "content": PROMPT.format(sub_goal=task.question)}]
+    user = {"role": "user", "content": USER.format(sub_goal=task.question)}
+    messages = [{"role": "system", "content": SYSTEM}, user]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 

@@ -237,8 +237,8 @@ def make_index(config: RunConfig) -> BM25Index:
     if corpus != "world":
         return BM25Index.from_jsonl(Path(corpus)) if corpus.endswith(".jsonl") else BM25Index.from_folder(Path(corpus))
     articles = build_world(config.tasks.world_seed).articles
-    told = [(article.title, sentence) for article in articles for sentence in article.sentences]
-    return BM25Index([Passage(str(number), title, sentence) for number, (title, sentence) in enumerate(told)])
+    told = [pair for article in articles for pair in zip(article.subjects, article.sentences, strict=True)]
+    return BM25Index([Passage(str(number), subject, sentence) for number, (subject, sentence) in enumerate(told)])
 
 
 def make_tasks(config: RunConfig, split: str) -> TaskSet:

@@ -1,6 +1,6 @@
 """Make the embedded model `base = "tiny"`: tokenizer and weights from the invented worlds' text alone.
 
-    python scripts/make_tiny_model.py [--out gruppo/models/tiny] [--steps 2400] [--seed 0]
+    python scripts/make_tiny_model.py [--out gruppo/models/tiny] [--steps 2000] [--seed 0]
 
 A Qwen3-architecture causal LM with a byte-level BPE tokenizer (digits one by one) and a ChatML template. Matrices are
 trained with Muon, the rest with AdamW; the reply counts fully, the prompt a twentieth. The same seed gives the same
@@ -166,9 +166,9 @@ def main() -> None:
     """Make, check and save."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "gruppo" / "models" / "tiny")
-    parser.add_argument("--steps", type=int, default=2400)
+    parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)

@@ -88,7 +88,9 @@ def test_held_out_tasks_share_nothing_with_training() -> None:
 
 def test_the_prompt_is_the_quickstarts() -> None:
     prompts = tomllib.loads((ROOT / "gruppo" / "teams" / "prompts" / "solver_compact.toml").read_text())
-    assert example.PROMPT == prompts["executor"]["user"].strip().replace("{tool_name}", "python")
+    prompt = prompts["executor"]
+    assert example.SYSTEM == prompt["system"]
+    assert example.USER == prompt["user"].replace("{tool_name}", "python")
 
 
 def test_ids_are_trained_as_they_were_sampled() -> None:
@@ -107,6 +109,7 @@ def test_ids_are_trained_as_they_were_sampled() -> None:
             torch.testing.assert_close(together[row][mask[row]], alone[0])
 
 
+@pytest.mark.slow
 def test_a_few_steps_raise_the_success_on_held_out_tasks(capsys: pytest.CaptureFixture[str]) -> None:
     found = example.main("--steps 12 --tasks 8 --attempts 8 --held-out 60".split())
     assert found["after"] > found["before"] + 0.1

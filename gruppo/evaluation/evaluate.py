@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+
 from gruppo.data.base import TaskSet
 from gruppo.rollout import Rollout
 from gruppo.types import Group, Task

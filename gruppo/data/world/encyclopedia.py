@@ -44,10 +44,11 @@ _EVENTS = "flood fire siege treaty fair strike".split()
 
 @dataclass(frozen=True)
 class Article:
-    """One short article: a title and its sentences, each of which can be found on its own."""
+    """One short article: a title, its sentences, and what each of them is about (each can be found on its own)."""
 
     title: str
     sentences: tuple[str, ...]
+    subjects: tuple[str, ...]
 
 
 @dataclass
@@ -144,6 +145,9 @@ def _write_articles(world: World, rng: random.Random) -> None:
             for relation in RELATIONS[kind]:
                 sentence = rng.choice(SENTENCES[relation]).format(s=name, v=world.facts[name, relation])
                 world.sentences[name, relation] = sentence[0].upper() + sentence[1:]
-            told = tuple(world.sentences[name, relation] for relation in RELATIONS[kind])
-            title = name.removeprefix("the ")
-            world.articles.append(Article(title[0].upper() + title[1:], told))
+            if kind != "year":
+                told = tuple(world.sentences[name, relation] for relation in RELATIONS[kind])
+                world.articles.append(Article(name.removeprefix("the "), told, (name,) * len(told)))
+    for decade in range(YEARS.start, YEARS.stop, 10):
+        years = tuple(f"the year {year}" for year in range(decade, decade + 10))
+        world.articles.append(Article(f"{decade}s", tuple(world.sentences[year, "event"] for year in years), years))
