@@ -5,7 +5,7 @@ attempts, each gets a reward, `grpo` turns a group's rewards into advantages, an
 those into a gradient on LoRA weights. The base knows the format and makes tempting mistakes (no print, another
 operation), so some attempts of a group are better than others. That difference is all GRPO needs.
 
-    python examples/grpo_in_one_file.py --steps 40
+    python examples/grpo_in_one_file.py --steps 30
 
 Read it from `main` upwards. It needs torch and transformers only, and leaves out what the package is for: several
 roles and turns, real tools, failures that are nobody's fault, microbatches, run folders and resuming.
@@ -259,7 +259,7 @@ def success(model: nn.Module, tokenizer: PreTrainedTokenizerBase, tasks: Sequenc
 def main(words: Sequence[str] | None = None) -> dict[str, float]:
     """Train, printing a curve of the reward; returns the success on held-out tasks before and after."""
     parser = argparse.ArgumentParser(description="GRPO in one file.")
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--tasks", type=int, default=16, help="groups per step")
     parser.add_argument("--attempts", type=int, default=8, help="per group")
     parser.add_argument(

@@ -20,7 +20,7 @@ from gruppo.data.world import build_world, gold_reply, world_tasks
 from gruppo.engines.local import LocalEngine
 from gruppo.engines.openai import OpenAIConfig, OpenAIEngine
 from gruppo.engines.scripted import ScriptedEngine
-from gruppo.errors import ConfigError, DataError
+from gruppo.errors import ConfigError, DataError, boundary
 from gruppo.rewards import REWARDS
 from gruppo.rollout import Rollout, RolloutConfig
 from gruppo.teams import TEAMS
@@ -33,7 +33,7 @@ from gruppo.tools.wikipedia import WikipediaTool
 from gruppo.training.grpo import GRPOConfig
 from gruppo.training.learner import Learner, ModelConfig, PolicyConfig
 from gruppo.training.sft import SFTConfig
-from gruppo.types import Engine, Sampling, Tool
+from gruppo.types import Engine, Reward, Sampling, Tool
 
 
 class TasksConfig(Config):
@@ -47,7 +47,7 @@ class TasksConfig(Config):
     """For the evaluations before and after: "world" or a task file."""
     columns: dict[str, str] = {}
     """Our column -> its name in the task files."""
-    families: list[str] = ["compute", "lookup", "compute-lookup", "lookup-compute", "lookup-lookup"]
+    families: list[str] = Field(["compute", "lookup", "compute-lookup", "lookup-compute", "lookup-lookup"], min_length=1)
     """Question families drawn from the world."""
     world_seed: int = 0
     """Which world."""
@@ -162,10 +162,7 @@ def assemble(config: RunConfig) -> Assembly:
     team = make_team(config.team)
     roles = {name: make_role(config, team, name) for name in order(config.roles, team)}
     tools = make_tools(config)
-    rewards = {
-        name: (REWARDS.get(name) or load_object(name), weight)
-        for name, weight in (config.rewards or {"exact": 1.0}).items()
-    }
+    rewards = {name: (find_reward(name), weight) for name, weight in (config.rewards or {"exact": 1.0}).items()}
     learner = Learner(config.model, config.policies, config.seed)
     engines: dict[str, Engine] = {name: OpenAIEngine(engine) for name, engine in config.engines.items()}
     engines["local"] = LocalEngine(learner.model, learner.tokenizer, activate=learner.sampling, version=learner.version)
@@ -180,7 +177,22 @@ def make_team(config: TeamConfig) -> Team:
         return TEAMS[config.program]({"solver": config.solver, "solo": config.solo}[config.program])
     if ":" not in config.program:
         raise ConfigError(f"team.program = {config.program!r}: no such team{suggest(config.program, TEAMS)}")
-    return load_object(config.program)()
+    with boundary(ConfigError, f"team.program = {config.program!r}"):
+        team = load_object(config.program)()
+    if missing := {"roles", "prompts", "play"} - set(dir(team)):
+        raise ConfigError(
+            f"team.program = {config.program!r}: a team has roles, prompts and play; no {min(missing)} here"
+        )
+    return team
+
+
+def find_reward(name: str) -> Reward:
+    """A built-in reward function, or the user's."""
+    if name in REWARDS:
+        return REWARDS[name]
+    if ":" not in name:
+        raise ConfigError(f"rewards.{name}: no such reward{suggest(name, REWARDS)}; your own is 'file.py:name'")
+    return load_object(name)
 
 
 def order(roles: dict[str, RoleConfig], team: Team) -> list[str]:

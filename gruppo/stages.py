@@ -44,7 +44,8 @@ def train(config: RunConfig, out: Path, resume: bool, log: Log) -> dict[str, Any
         stages.evaluate("base")
         if run.latest_checkpoint() is None and config.sft.steps:
             cold_start(stages, tasks)
-        stages.evaluate("sft")
+        if config.sft.steps:
+            stages.evaluate("sft")
         grpo(parts_of(stages, tasks), config.train)
         stages.evaluate("final")
         facts = {

@@ -170,7 +170,7 @@ def test_microbatches_keep_every_row_once_within_the_budget(specs, budget) -> No
 def test_merge_sums_advantages_of_equal_rows_and_drops_what_cancels() -> None:
     a, b = Row((1,), (2,), (-0.1,), 1.0), Row((1,), (3,), (-0.2,), -0.5)
     merged = merge([a, b, a, Row((1,), (3,), (-0.2,), 0.5)])
-    assert [(row.action_ids, row.advantage, row.count) for row in merged] == [((2,), 2.0, 2)]
+    assert [(row.action_ids, row.advantage) for row in merged] == [((2,), 2.0)]
 
 
 def test_rows_go_to_the_policy_that_sampled_them() -> None:

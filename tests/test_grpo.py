@@ -306,6 +306,8 @@ def test_gradient_and_loss_are_the_same_however_the_step_is_split_or_merged(tmp_
 def test_an_update_reports_and_does_the_same_for_any_microbatch_size(tmp_path: Path) -> None:
     with parts_of(config_of(tmp_path), tmp_path / "run") as parts:
         rows = rows_for(parts, sampled_groups(parts), "planner")
+        rows += [replace(row, advantage=-row.advantage) for row in rows[:4]]  # these cancel, but their tokens count
+        expected, loss = gradient(parts, rows, 10**6, sum(len(row.action_ids) for row in rows))
         for kl in (0.0, 0.1):
             found: list[Mapping[str, float]] = []
             for size in (100, 300, 100_000):
@@ -313,6 +315,8 @@ def test_an_update_reports_and_does_the_same_for_any_microbatch_size(tmp_path: P
                 assert parts.learner.versions["planner"] == 0
                 options = AlgorithmConfig(kl_coefficient=kl), GRPOConfig(microbatch_tokens=size)
                 found.append(update(parts.learner, "planner", [rows], *options, 1.0))
+            assert found[0]["grad_norm/planner"] == pytest.approx(expected.norm().item(), rel=1e-4)
+            assert found[0]["loss/planner"] == pytest.approx(loss, abs=1e-5)
             assert found[1] == pytest.approx(found[0], rel=1e-5, abs=1e-6)
             assert found[2] == pytest.approx(found[0], rel=1e-5, abs=1e-6)
 

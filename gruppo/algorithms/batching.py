@@ -16,14 +16,13 @@ from gruppo.types import Group, Turn
 
 @dataclass(frozen=True)
 class Row:
-    """One training example. `count` is how many identical rows it stands for; `advantage` is their sum."""
+    """One training example; of merged rows, `advantage` is the sum."""
 
     prompt_ids: tuple[int, ...]
     action_ids: tuple[int, ...]
     logprobs: tuple[float, ...]  # as sampled; empty where nothing was sampled (demonstrations)
     advantage: float = 1.0
     temperature: float = 1.0
-    count: int = 1
 
     @property
     def num_tokens(self) -> int:
@@ -41,7 +40,6 @@ class Batch:
     mask_BT: Tensor  # bool: the trained tokens
     sampled_logprobs_BT: Tensor
     advantages_BT: Tensor
-    counts_BT: Tensor
     temperatures_B: Tensor
 
     @property
@@ -81,9 +79,7 @@ def merge(rows: Sequence[Row]) -> list[Row]:
     for row in rows:
         key = (row.prompt_ids, row.action_ids, row.temperature)
         old = merged.get(key)
-        merged[key] = (
-            row if old is None else replace(old, advantage=old.advantage + row.advantage, count=old.count + row.count)
-        )
+        merged[key] = row if old is None else replace(old, advantage=old.advantage + row.advantage)
     return [row for row in merged.values() if abs(row.advantage) > 1e-9]
 
 
@@ -116,9 +112,6 @@ def collate(rows: Sequence[Row], pad_id: int, device: str = "cpu") -> Batch:
         sampled_logprobs_BT=right_aligned(sampled, actions, 0.0, torch.float32),
         advantages_BT=right_aligned(
             [[r.advantage] * n for r, n in zip(rows, lengths, strict=True)], actions, 0.0, torch.float32
-        ),
-        counts_BT=right_aligned(
-            [[r.count] * n for r, n in zip(rows, lengths, strict=True)], actions, 0.0, torch.float32
         ),
         temperatures_B=torch.tensor([row.temperature for row in rows], dtype=torch.float32, device=device),
     )

@@ -11,8 +11,10 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from gruppo.config import suggest
 from gruppo.data.base import TaskSet
 from gruppo.data.world.encyclopedia import RELATIONS, World
+from gruppo.errors import ConfigError
 from gruppo.types import Task
 
 Step = dict[str, str]
@@ -247,11 +249,21 @@ FAMILIES: dict[str, Callable[[Source], Draw]] = {
 def world_tasks(world: World, split: str, count: int, families: Sequence[str], seed: int = 0) -> TaskSet:
     """`count` different tasks of a split, the families in equal turn; the same arguments give the same tasks.
 
-    A calculation that some split could ask belongs to exactly one of them, as entities do.
+    A calculation that some split could ask belongs to exactly one of them, as entities do. Raises ConfigError for an
+    unknown family, or if there are not `count` different questions.
     """
+    for family in families:
+        if family not in FAMILIES:
+            raise ConfigError(f"tasks.families: no family {family!r}{suggest(family, FAMILIES)}")
     source = Source(world, split, random.Random(f"questions-{world.seed}-{split}-{seed}"))
     tasks: dict[str, Task] = {}
+    draws = 0
     while len(tasks) < count:
+        draws += 1
+        if draws > 200 * count:
+            raise ConfigError(
+                f"the world has no {count} different {split} questions of {', '.join(families)}: ask for fewer"
+            )
         family = families[len(tasks) % len(families)]
         draw = FAMILIES[family](source)
         if not _owns(split, draw):
