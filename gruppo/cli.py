@@ -53,7 +53,7 @@ def main() -> None:
 
 def stop(message: str, code: int) -> None:
     """Print one line and exit."""
-    print(message, file=sys.stderr)
+    print(" ".join(message.split()), file=sys.stderr)
     sys.exit(code)
 
 
@@ -61,11 +61,12 @@ def stop(message: str, code: int) -> None:
 def quickstart(
     context: typer.Context,
     out: Out = Path("runs/quickstart"),
-    seed: Annotated[int, typer.Option(help="Another seed, another run.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Another seed, another run.")] = None,
     resume: Resume = False,
 ) -> None:
     """The main job: a planner, an executor and a verifier learn to plan and use tools, on a laptop, in minutes."""
-    summary = run_training([QUICKSTART], {"seed": str(seed), **parse_overrides(context.args)}, out, resume)
+    overrides = parse_overrides(context.args) | ({} if seed is None else {"seed": str(seed)})
+    summary = run_training([] if resume else [QUICKSTART], overrides, out, resume)
     print_summary(summary, out)
 
 
@@ -142,13 +143,14 @@ def run_training(files: list[Path], overrides: dict[str, str], out: Path, resume
     from gruppo import stages
     from gruppo.run import RunConfig
 
-    changed = {key for key in overrides if key not in ("seed", "train.steps")}
-    if resume and changed:
-        raise ConfigError(
-            f"--{min(changed)}: a resumed run goes on with its own config; leave it out, or start anew with --out"
-        )
     if resume:
-        return stages.train(load(RunConfig, [stages.config_of(out)]), out, True, Log())
+        own = stages.config_of(out)
+        config = load(RunConfig, [own])
+        given = [key for key in overrides if load(RunConfig, [own], {key: overrides[key]}) != config]
+        if given or files:
+            which = min(given) if given else "config"
+            raise ConfigError(f"--{which}: a resumed run goes on with its own config; leave it out, or start anew")
+        return stages.train(config, out, True, Log())
     return stages.train(load(RunConfig, files, overrides), out, False, Log())
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pydantic import Field
 
 from gruppo.config import Config
-from gruppo.errors import EngineError, TeamError, ToolError, UserError
+from gruppo.errors import EngineError, RewardError, TeamError, ToolError, UserError
 from gruppo.rewards.rules import score_group
 from gruppo.teams.base import Cast, Ended, Role, Team, seed_of
 from gruppo.types import Completion, Engine, Episode, Group, Outcome, Request, Reward, Task, Tool
@@ -118,6 +118,7 @@ class Rollout:
             raise TeamError(f"the team failed in all {len(episodes)} episodes: {episodes[0].error}")
         for group in groups:
             score_group(self.rewards, group)
+        check_scores(self.rewards, episodes)
         return groups
 
     async def _play_all(self, tasks: Sequence[Task], attempts: int, seed: int, label: str) -> list[Group]:
@@ -173,3 +174,12 @@ class Rollout:
         except Exception as error:  # a team is foreign code: its failure is this episode's, not its siblings'
             episode.outcome, episode.error = Outcome.team_failed, f"{type(error).__name__}: {error}"
         episode.seconds = time.monotonic() - started
+
+
+def check_scores(names: Iterable[str], episodes: Sequence[Episode]) -> None:
+    """RewardError for a reward function that raised, or returned NaN, for every episode there was to score."""
+    scorable = [episode for episode in episodes if not episode.outcome.is_infrastructure]
+    for name in names:
+        reasons = [episode.scores[name].reason for episode in scorable]
+        if reasons and all(reason.startswith(("raised ", "returned NaN")) for reason in reasons):
+            raise RewardError(f"reward {name!r} {reasons[0]} in all {len(reasons)} episodes: nothing can be learnt")

@@ -6,7 +6,9 @@ It starts nothing: `stages.py` plays a run from beginning to end.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from inspect import isfunction
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -22,6 +24,7 @@ from gruppo.engines.openai import OpenAIConfig, OpenAIEngine
 from gruppo.engines.scripted import ScriptedEngine
 from gruppo.errors import ConfigError, DataError, boundary
 from gruppo.rewards import REWARDS
+from gruppo.rewards.rules import exact
 from gruppo.rollout import Rollout, RolloutConfig
 from gruppo.teams import TEAMS
 from gruppo.teams.base import Prompt, Role, Team
@@ -47,7 +50,9 @@ class TasksConfig(Config):
     """For the evaluations before and after: "world" or a task file."""
     columns: dict[str, str] = {}
     """Our column -> its name in the task files."""
-    families: list[str] = Field(["compute", "lookup", "compute-lookup", "lookup-compute", "lookup-lookup"], min_length=1)
+    families: list[str] = Field(
+        ["compute", "lookup", "compute-lookup", "lookup-compute", "lookup-lookup"], min_length=1
+    )
     """Question families drawn from the world."""
     world_seed: int = 0
     """Which world."""
@@ -113,7 +118,7 @@ class EvalConfig(Config):
 
     stages: bool = True
     """Whether a training run evaluates the base, the cold start and the end, and writes report.html."""
-    modes: list[str] = ["greedy", "sampled"]
+    modes: list[Literal["greedy", "sampled"]] = ["greedy", "sampled"]
     """"greedy" (temperature 0) and "sampled" (temperature 1)."""
     attempts: int = Field(1, ge=1)
     """Episodes per task."""
@@ -163,6 +168,10 @@ def assemble(config: RunConfig) -> Assembly:
     roles = {name: make_role(config, team, name) for name in order(config.roles, team)}
     tools = make_tools(config)
     rewards = {name: (find_reward(name), weight) for name, weight in (config.rewards or {"exact": 1.0}).items()}
+    played = {role.policy for role in config.roles.values()} | {role.engine for role in config.roles.values()}
+    for table, names in (("policies", config.policies), ("engines", config.engines)):
+        if idle := set(names) - played:
+            raise ConfigError(f"{table}.{min(idle)}: no role plays with it; name it in [roles] or leave it out")
     learner = Learner(config.model, config.policies, config.seed)
     engines: dict[str, Engine] = {name: OpenAIEngine(engine) for name, engine in config.engines.items()}
     engines["local"] = LocalEngine(learner.model, learner.tokenizer, activate=learner.sampling, version=learner.version)
@@ -235,6 +244,8 @@ def make_tools(config: RunConfig) -> dict[str, Tool]:
             tool = WikipediaTool(make_index(config), k=config.tools.passages)
         elif ":" in name:
             tool = load_object(name)
+            if isfunction(tool):
+                raise ConfigError(f"tools.names: {name!r} is a plain function; put @tool (gruppo.tools) above it")
         else:
             raise ConfigError(
                 f"tools.names: no tool {name!r}{suggest(name, ('python', 'wikipedia'))}; your own is 'file.py:name'"
@@ -263,13 +274,22 @@ def make_tasks(config: RunConfig, split: str) -> TaskSet:
     return read_tasks(Path(source), tasks.columns)[:count]
 
 
-def demonstrate(config: RunConfig, assembly: Assembly, tasks: TaskSet) -> dict[str, list[Row]]:
+def choose_demonstrations(config: RunConfig, tasks: TaskSet) -> TaskSet:
+    """The tasks to demonstrate. Raises ConfigError for a family without tasks, DataError for a task without a plan."""
+    there = {str(task.extra_info.get("family")) for task in tasks}
+    for family in config.sft.families:
+        if family not in there:
+            raise ConfigError(f"sft.families: no training task of family {family!r}{suggest(family, there)}")
+    wanted = [t for t in tasks if not config.sft.families or t.extra_info.get("family") in config.sft.families]
+    chosen = TaskSet(wanted, tasks.name).shuffle(config.seed)[: config.sft.demonstrations]
+    for task in chosen:
+        gold_reply(task, "planner", 0, compact=True)
+    return chosen
+
+
+def demonstrate(config: RunConfig, assembly: Assembly, chosen: TaskSet) -> dict[str, list[Row]]:
     """Policy -> rows of gold episodes, played through the real tools. Raises DataError if a gold plan fails."""
     compact = config.team.solver.prompts == "compact"
-    wanted = [t for t in tasks if not config.sft.families or t.extra_info.get("family") in config.sft.families]
-    chosen = TaskSet(wanted, f"tasks of families {config.sft.families}").shuffle(config.seed)[
-        : config.sft.demonstrations
-    ]
     by_id = {task.id: task for task in chosen}
     tokenizer = assembly.learner.tokenizer
     gold = ScriptedEngine(
@@ -282,7 +302,7 @@ def demonstrate(config: RunConfig, assembly: Assembly, tasks: TaskSet) -> dict[s
     rows: dict[str, list[Row]] = {}
     for group in rollout.collect(chosen, 1, config.seed, "demonstrations"):
         (episode,) = group.episodes
-        if episode.reward != 1.0 or not all(event.result.ok for event in episode.events):
+        if exact(group.task, [episode]) != [1.0] or not all(event.result.ok for event in episode.events):
             results = [event.result.text for event in episode.events]
             raise DataError(f"task {group.task.id!r}: its gold plan fails: {episode.error or results}")
         for turn in episode.turns:

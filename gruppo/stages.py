@@ -18,7 +18,7 @@ from gruppo.evaluation.evaluate import evaluate, family_of
 from gruppo.evaluation.metrics import compare, rollout_metrics, solved, summarise
 from gruppo.evaluation.report import Example, ReportData, Stage, write_report
 from gruppo.log import Log
-from gruppo.run import Assembly, RunConfig, assemble, demonstrate, make_tasks
+from gruppo.run import Assembly, RunConfig, assemble, choose_demonstrations, demonstrate, make_tasks
 from gruppo.store import Run
 from gruppo.training.grpo import Parts, check, grpo
 from gruppo.training.grpo import load as load_checkpoint
@@ -37,26 +37,33 @@ def train(config: RunConfig, out: Path, resume: bool, log: Log) -> dict[str, Any
     started = time.monotonic()
     assembly = assemble(config)
     check(config.train, assembly.rollout)
-    tasks = make_tasks(config, "train")
-    with Run.resume(out) if resume else Run.create(out, dump(config)) as run:
-        stages = Stages(config, assembly, run, log)
-        start = {policy: assembly.learner.fingerprint(policy) for policy in config.policies}
-        stages.evaluate("base")
-        if run.latest_checkpoint() is None and config.sft.steps:
-            cold_start(stages, tasks)
-        if config.sft.steps:
-            stages.evaluate("sft")
-        grpo(parts_of(stages, tasks), config.train)
-        stages.evaluate("final")
-        facts = {
-            "seconds": round(time.monotonic() - started, 1),
-            "changed": {policy: assembly.learner.fingerprint(policy) != start[policy] for policy in config.policies},
-            "base_unchanged": assembly.learner.fingerprint(None) == assembly.learner.base_fingerprint,
-            "isolation": assembly.isolation,
-        }
-        run.write_json("facts.json", facts)
+    splits = {"train": True, "validation": config.train.eval_every, "test": config.eval.stages}
+    tasks = {split: make_tasks(config, split) for split, used in splits.items() if used}
+    shown = choose_demonstrations(config, tasks["train"]) if config.sft.steps else None
+    try:
+        with Run.resume(out) if resume else Run.create(out, dump(config)) as run:
+            stages = Stages(config, assembly, tasks, run, log)
+            start = {policy: assembly.learner.fingerprint(policy) for policy in config.policies}
+            stages.evaluate("base")
+            if shown and run.latest_checkpoint() is None:
+                cold_start(stages, shown)
+            if shown:
+                stages.evaluate("sft")
+            grpo(parts_of(stages), config.train)
+            stages.evaluate("final")
+            facts = {
+                "seconds": round(time.monotonic() - started, 1),
+                "resumed": resume,
+                "changed": {
+                    policy: assembly.learner.fingerprint(policy) != start[policy] for policy in config.policies
+                },
+                "base_unchanged": assembly.learner.fingerprint(None) == assembly.learner.base_fingerprint,
+                "isolation": assembly.isolation,
+            }
+            run.write_json("facts.json", facts)
+            return report(run)
+    finally:
         assembly.close()
-        return report(run)
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,7 @@ class Stages:
 
     config: RunConfig
     assembly: Assembly
+    tasks: Mapping[str, TaskSet]  # by split, those that the run uses
     run: Run
     log: Log
 
@@ -72,7 +80,7 @@ class Stages:
         """Play the test split as the team now is, unless that is on disk already."""
         if not self.config.eval.stages:
             return
-        tasks = make_tasks(self.config, "test")
+        tasks = self.tasks["test"]
         for mode in self.config.eval.modes:
             name = f"eval-{stage}-{mode}"
             if name in self.run.list_episodes():
@@ -96,21 +104,21 @@ def sentence(groups: Sequence[Group]) -> str:
     return f"success {found['success']:.1%} (95% interval {low:.1%} to {high:.1%}) on {found['n']} tasks"
 
 
-def cold_start(stages: Stages, tasks: TaskSet) -> None:
+def cold_start(stages: Stages, chosen: TaskSet) -> None:
     """Learn the demonstrations. Not saved on its own: it is short, and repeats exactly."""
     config, learner, run = stages.config, stages.assembly.learner, stages.run
-    rows = demonstrate(config, stages.assembly, tasks)
+    rows = demonstrate(config, stages.assembly, chosen)
     run.truncate_metrics(lambda record: record.get("stage") != "sft")
     for record in sft(learner, rows, config.sft, config.seed, stages.log):
         run.append_metrics(record)
 
 
-def parts_of(stages: Stages, tasks: TaskSet) -> Parts:
+def parts_of(stages: Stages) -> Parts:
     """What the reinforcement learning loop works with."""
     config, assembly = stages.config, stages.assembly
 
     def validate(step: int) -> dict[str, float]:
-        held_out = make_tasks(config, "validation")
+        held_out = stages.tasks["validation"]
         groups = play(assembly, held_out, "greedy", config.eval.attempts, stages.log, f"validation at step {step}")
         found = summarise(groups, family_of)
         return {"eval/success": found["success"], "eval/n": found["n"]}
@@ -119,7 +127,7 @@ def parts_of(stages: Stages, tasks: TaskSet) -> Parts:
         run=stages.run,
         learner=assembly.learner,
         rollout=assembly.rollout,
-        tasks=tasks,
+        tasks=stages.tasks["train"],
         algorithm=config.algorithm,
         seed=config.seed,
         log=stages.log,
@@ -151,7 +159,7 @@ def config_of(out: Path) -> Path:
 
 
 def report_of(path: Path) -> dict[str, Any]:
-    """`gruppo report`: as `report`, for a run that another process may be writing."""
+    """`gruppo report`: as `report`, for a finished run."""
     with Run.resume(path) as run:
         return report(run)
 
@@ -224,6 +232,8 @@ def notes(config: RunConfig, facts: Mapping[str, Any]) -> list[str]:
     frozen = [name for name, role in config.roles.items() if role.policy is None]
     kept = [name for name, role in config.roles.items() if role.policy is not None and not role.trained]
     found = [f"Base model: {config.model.base}. Python code ran in: {facts['isolation'] or 'no sandbox'}."]
+    if facts["resumed"]:
+        found.append("The run was resumed: the seconds are those of its last process.")
     if frozen:
         found.append(f"Played by the frozen base or a fixed engine: {', '.join(frozen)}.")
     if kept:

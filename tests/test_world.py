@@ -244,4 +244,4 @@ def test_an_unknown_family_is_a_line_for_the_user() -> None:
 def test_more_tasks_than_the_world_holds_is_a_line_for_the_user_not_a_hang() -> None:
     small: World = build_world(0, size=40)
     with pytest.raises(UserError, match="lookup"):
-        world_tasks(small, "validation", 5000, ["lookup"])
+        world_tasks(small, "validation", 600, ["lookup"])

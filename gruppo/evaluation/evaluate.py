@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gruppo.config import suggest
 from gruppo.data.base import TaskSet
+from gruppo.errors import ConfigError
 from gruppo.rollout import Rollout
 from gruppo.types import Group, Task
 
@@ -14,6 +16,8 @@ MODES: Mapping[str, float] = {"greedy": 0.0, "sampled": 1.0}
 
 def evaluate(rollout: Rollout, tasks: TaskSet, mode: str, attempts: int = 1) -> list[Group]:
     """One scored group per task. Draws depend on the task alone, so that evaluations can be compared task by task."""
+    if mode not in MODES:
+        raise ConfigError(f"mode {mode!r}: no such mode{suggest(mode, MODES)}")
     return rollout.at_temperature(MODES[mode]).collect(tasks, attempts, seed=0, label=f"eval-{mode}")
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from huggingface_hub import constants as hub
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
@@ -25,7 +26,7 @@ from transformers.utils import logging as transformers_logging
 
 from gruppo.algorithms.batching import Batch
 from gruppo.config import Config
-from gruppo.errors import CheckpointError, ConfigError
+from gruppo.errors import CheckpointError, ConfigError, boundary
 from gruppo.teams.base import seed_of
 
 TINY = Path(__file__).parents[1] / "models" / "tiny"
@@ -69,7 +70,8 @@ class Learner:
         if model.threads:
             torch.set_num_threads(model.threads)
         self.config, self.policies = model, dict(policies)
-        self.device = torch.device(model.device)
+        with boundary(ConfigError, f"model.device = {model.device!r}"):
+            self.device = torch.device(model.device)
         self.tokenizer, base = load_base(model)
         self.pad_id = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else 0
         self.base_fingerprint = digest_of(base.state_dict())
@@ -96,10 +98,11 @@ class Learner:
             torch.manual_seed(seed_of(seed, "adapter", name))
             targets = policy.target_modules
             lora = LoraConfig(r=policy.rank, lora_alpha=policy.alpha, target_modules=targets, task_type="CAUSAL_LM")
-            if isinstance(model, PeftModel):
-                model.add_adapter(name, lora)
-            else:
-                model = get_peft_model(model, lora, adapter_name=name)
+            with boundary(ConfigError, f"policies.{name}.target_modules = {targets!r}"):
+                if isinstance(model, PeftModel):
+                    model.add_adapter(name, lora)
+                else:
+                    model = get_peft_model(model, lora, adapter_name=name)
         return model
 
     # ---- computing -----------------------------------------------------------------------------------------------
@@ -317,6 +320,7 @@ class Learner:
 def load_base(config: ModelConfig) -> tuple[PreTrainedTokenizerBase, Any]:
     """(tokenizer, model) of the base. Raises ConfigError if there is no such model here, or it has no chat template."""
     transformers_logging.disable_progress_bar()
+    hub.HF_HUB_DISABLE_TELEMETRY = True  # else even a look into the cache asks huggingface.co which agent is calling
     source = str(TINY) if config.base == "tiny" else config.base
     local = not config.allow_download
     if Path(source).is_dir() and not (Path(source) / "config.json").exists():
@@ -328,9 +332,13 @@ def load_base(config: ModelConfig) -> tuple[PreTrainedTokenizerBase, Any]:
     except OSError as error:
         hint = "use 'tiny', a model folder, or model.allow_download = true for a hub id"
         raise ConfigError(f"model.base = {config.base!r}: no such folder, nor cached: {hint}") from error
+    except ValueError as error:  # what transformers raises for a config.json that it can't make a model of
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"model.base = {config.base!r}: not a causal language model: {reason}") from error
     if tokenizer.chat_template is None:
         raise ConfigError(f"model.base = {config.base!r}: its tokenizer has no chat template; take an instruct model")
-    return tokenizer, model.to(config.device).eval()
+    with boundary(ConfigError, f"model.device = {config.device!r}"):
+        return tokenizer, model.to(config.device).eval()
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:
