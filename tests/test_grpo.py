@@ -27,6 +27,7 @@ from gruppo.store import Run
 from gruppo.training.grpo import GRPOConfig, Parts, accumulate, begin, check, grpo, update
 from gruppo.types import Episode, Group, Reward, Task
 
+# The verifier is cut off before it can say "stop", so every episode has as many plans as steps.
 CONFIG = """
 [model]
 base = "tiny"
@@ -42,10 +43,14 @@ rank = 4
 [roles.planner]
 policy = "planner"
 temperature = 2.0
-max_tokens = 8
+max_tokens = 4
 [roles.executor]
 policy = "executor"
 max_tokens = 6
+[roles.verifier]
+policy = "spare"
+trained = false
+max_tokens = 1
 [roles.writer]
 temperature = 0.0
 max_tokens = 4
@@ -116,7 +121,7 @@ def fingerprints(parts: Parts) -> dict[str, str]:
 def test_two_steps_train_both_roles_and_leave_everything_on_disk(tmp_path: Path) -> None:
     with parts_of(config_of(tmp_path), tmp_path / "start") as fresh:
         start = fingerprints(fresh)
-    parts, metrics = play(tmp_path, "run", train__eval_every="2")
+    parts, metrics = play(tmp_path, "run", train__eval_every="2", roles__planner__max_tokens="9")
     assert [(record["stage"], record["step"]) for record in metrics] == [("grpo", 1), ("grpo", 2)]
     for record in metrics:
         assert {"reward/mean", "reward/std", "episodes", "seconds/rollout", "seconds/step"} <= record.keys()
@@ -129,9 +134,9 @@ def test_two_steps_train_both_roles_and_leave_everything_on_disk(tmp_path: Path)
             assert (own["ratio"], own["clipped"], own["kl_old"]) == (1, 0, 0), "on-policy"
             assert own["mismatch"] < 1e-4, "the learner sees what the sampler saw"
             assert own["grad_norm"] > 0 and own["skipped"] == 0 and math.isfinite(own["loss"])
-            assert own["entropy"] > 0 and 0 < own["rows_computed"] <= own["rows"] < own["trained_tokens"]
+            assert own["entropy"] > 0 and 0 < own["packs"] <= own["rows"] < own["trained_tokens"]
         assert record["rows/planner"] == 16
-        assert (record["rows/spare"], record["trained_tokens/spare"], record["rows_computed/spare"]) == (0, 0, 0)
+        assert (record["rows/spare"], record["trained_tokens/spare"], record["packs/spare"]) == (0, 0, 0)
         assert "loss/spare" not in record
     assert "eval/success" not in metrics[0] and metrics[1]["eval/success"] == 2
     assert parts.learner.versions["planner"] == 2 and parts.learner.versions["spare"] == 0
@@ -174,16 +179,11 @@ def test_an_executor_that_acted_is_trained_by_its_own_rows(tmp_path: Path) -> No
         assert {policy for policy in before if before[policy] != after[policy]} == {"executor"}
 
 
-def test_the_same_seed_gives_the_same_adapters_and_another_seed_others(tmp_path: Path) -> None:
-    first, again, other = (
-        fingerprints(play(tmp_path, name, seed=seed, train__steps=steps)[0])
-        for name, seed, steps in (("a", "0", "2"), ("b", "0", "2"), ("c", "1", "1"))
-    )
-    assert first == again and first["planner"] != other["planner"]
-
-
-def test_a_run_that_is_stopped_and_resumed_ends_the_same(tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_adapters_in_one_go_or_resumed(tmp_path: Path) -> None:
     whole, _ = play(tmp_path, "whole")
+    assert fingerprints(play(tmp_path, "again")[0]) == fingerprints(whole)
+    other = fingerprints(play(tmp_path, "other", seed="1", train__steps="1")[0])
+    assert other["planner"] != fingerprints(whole)["planner"]
     play(tmp_path, "parts", train__steps="1")
     config = config_of(tmp_path)
     with parts_of(config, tmp_path / "parts", resume=True) as parts:
@@ -233,7 +233,7 @@ def test_two_updates_per_rollout_step_twice_and_leave_the_ratio(tmp_path: Path) 
     parts, metrics = play(tmp_path, "run", train__updates="2", train__warmup_steps="0", train__steps="1")
     assert parts.learner.versions["planner"] == 2
     record = metrics[0]
-    assert record["rows/planner"] == record["rows_computed/planner"] == 16
+    assert record["rows/planner"] == 16 and record["packs/planner"] > 0
     assert abs(record["ratio/planner"] - 1) > 1e-6 and record["kl_old/planner"] != 0
     assert math.isfinite(record["loss/planner"]) and record["skipped/planner"] == 0
 
@@ -376,7 +376,8 @@ def test_a_small_run_from_beginning_to_end_and_resumed_after_its_end(tmp_path: P
     played = {path: path.stat().st_mtime_ns for path in (out / "episodes").iterdir()}
 
     again = train(config, out, resume=True, log=quiet())
-    assert {**again, "seconds": 0} == {**summary, "seconds": 0}
+    told = ("seconds", "notes")  # these may speak of the resumption
+    assert {key: again[key] for key in again if key not in told} == {k: summary[k] for k in summary if k not in told}
     assert (run.read_metrics(), run.list_checkpoints()) == (metrics, checkpoints)
     assert {path: path.read_bytes() for path in files} == files
     assert {path: path.stat().st_mtime_ns for path in (out / "episodes").iterdir()} == played

@@ -5,7 +5,7 @@ A row is one turn of a trained policy: the exact prompt ids it saw and the exact
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -32,11 +32,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Batch:
-    """Padded rows. Sequences are padded on the left, so that the actions of all rows end at the last column."""
+    """B packs of rows that share a prompt: the prompt once, then their actions, each seeing the prompt and itself.
+
+    Sequences are padded on the left, so that all actions end at the last column. T is the longest sum of a pack's
+    actions; a trained token is predicted by the position before it, the first of each action by the prompt's last.
+    """
 
     ids_BS: Tensor
-    attention_BS: Tensor
     positions_BS: Tensor
+    attention: Tensor  # [B, S] of 0 and 1 if every pack holds one row, else additive float32 [B, 1, S, S]
+    predictors_BT: Tensor  # where in the last T + 1 positions each token is predicted
     mask_BT: Tensor  # bool: the trained tokens
     sampled_logprobs_BT: Tensor
     advantages_BT: Tensor
@@ -44,8 +49,12 @@ class Batch:
 
     @property
     def num_actions(self) -> int:
-        """T: the longest action."""
+        """T."""
         return self.mask_BT.shape[1]
+
+
+Pack = list[Row]
+"""Rows with the same prompt and temperature."""
 
 
 def row_of(turn: Turn, advantage: float = 1.0) -> Row:
@@ -83,35 +92,85 @@ def merge(rows: Sequence[Row]) -> list[Row]:
     return [row for row in merged.values() if abs(row.advantage) > 1e-9]
 
 
-def microbatches(rows: Sequence[Row], max_tokens: int) -> list[list[Row]]:
-    """Rows of similar length together, each list within `max_tokens` padded tokens (or a single longer row)."""
-    batches: list[list[Row]] = []
-    for row in sorted(rows, key=lambda row: row.num_tokens, reverse=True):
-        if not batches or (len(batches[-1]) + 1) * batches[-1][0].num_tokens > max_tokens:
+def packs_of(rows: Sequence[Row], share: bool) -> list[Pack]:
+    """Rows with the same prompt together, so that it is computed once; each row alone if not `share`."""
+    packs: dict[tuple[object, ...], Pack] = {}
+    for number, row in enumerate(rows):
+        packs.setdefault((row.prompt_ids, row.temperature) if share else (number,), []).append(row)
+    return list(packs.values())
+
+
+def length_of(pack: Pack) -> int:
+    """Positions that a pack takes."""
+    return len(pack[0].prompt_ids) + sum(len(row.action_ids) for row in pack)
+
+
+def microbatches(rows: Sequence[Row], max_tokens: int, share: bool = True) -> list[list[Pack]]:
+    """Packs of similar length together, each list within `max_tokens` padded tokens (or a single longer pack)."""
+    batches: list[list[Pack]] = []
+    for pack in sorted(packs_of(rows, share), key=length_of, reverse=True):
+        if not batches or (len(batches[-1]) + 1) * length_of(batches[-1][0]) > max_tokens:
             batches.append([])
-        batches[-1].append(row)
+        batches[-1].append(pack)
     return batches
 
 
-def collate(rows: Sequence[Row], pad_id: int, device: str = "cpu") -> Batch:
-    """Pad rows to one Batch."""
-    length, actions = max(row.num_tokens for row in rows), max(len(row.action_ids) for row in rows)
+def collate(packs: Sequence[Pack], pad_id: int, device: str = "cpu") -> Batch:
+    """Pad packs to one Batch."""
+    length, actions = max(map(length_of, packs)), max(length_of(pack) - len(pack[0].prompt_ids) for pack in packs)
 
-    def right_aligned(values: Sequence[Sequence[float]], width: int, fill: float, dtype: torch.dtype) -> Tensor:
-        padded = [[fill] * (width - len(row)) + list(row) for row in values]
-        return torch.tensor(padded, dtype=dtype, device=device)
+    def padded(values: Sequence[Sequence[float]], width: int, fill: float, dtype: torch.dtype) -> Tensor:
+        return torch.tensor([[fill] * (width - len(row)) + list(row) for row in values], dtype=dtype, device=device)
 
-    lengths = [len(row.action_ids) for row in rows]
-    sampled = [row.logprobs or (0.0,) * len(row.action_ids) for row in rows]
-    attention_BS = right_aligned([[1] * row.num_tokens for row in rows], length, 0, torch.long)
+    def per_token(values: Callable[[Row], Sequence[float]], dtype: torch.dtype = torch.float32) -> Tensor:
+        return padded([[value for row in pack for value in values(row)] for pack in packs], actions, 0, dtype)
+
+    prompts = [pack[0].prompt_ids for pack in packs]
+    # Which action of its pack a position belongs to, from 1; 0 is the prompt, -1 padding.
+    segments = [[0] * len(pack[0].prompt_ids) + segments_of(pack) for pack in packs]
+    starts = [[len(pack[0].prompt_ids) + t for row in pack for t in range(len(row.action_ids))] for pack in packs]
     return Batch(
-        ids_BS=right_aligned([(*row.prompt_ids, *row.action_ids) for row in rows], length, pad_id, torch.long),
-        attention_BS=attention_BS,
-        positions_BS=(attention_BS.cumsum(1) - 1).clamp(min=0),
-        mask_BT=right_aligned([[1] * n for n in lengths], actions, 0, torch.bool),
-        sampled_logprobs_BT=right_aligned(sampled, actions, 0.0, torch.float32),
-        advantages_BT=right_aligned(
-            [[r.advantage] * n for r, n in zip(rows, lengths, strict=True)], actions, 0.0, torch.float32
+        ids_BS=padded(
+            [[*pack[0].prompt_ids, *(i for row in pack for i in row.action_ids)] for pack in packs],
+            length,
+            pad_id,
+            torch.long,
         ),
-        temperatures_B=torch.tensor([row.temperature for row in rows], dtype=torch.float32, device=device),
+        positions_BS=padded(
+            [[*range(len(p)), *s] for p, s in zip(prompts, starts, strict=True)], length, 0, torch.long
+        ),
+        attention=attention_of(padded(segments, length, -1, torch.long), single=all(len(pack) == 1 for pack in packs)),
+        predictors_BT=padded([predictors_of(pack, actions) for pack in packs], actions, 0, torch.long),
+        mask_BT=per_token(lambda row: [1] * len(row.action_ids), torch.bool),
+        sampled_logprobs_BT=per_token(lambda row: row.logprobs or [0.0] * len(row.action_ids)),
+        advantages_BT=per_token(lambda row: [row.advantage] * len(row.action_ids)),
+        temperatures_B=torch.tensor([pack[0].temperature for pack in packs], dtype=torch.float32, device=device),
     )
+
+
+def segments_of(pack: Pack) -> list[int]:
+    """The number of the action, from 1, for each action token of a pack."""
+    return [number for number, row in enumerate(pack, 1) for _ in row.action_ids]
+
+
+def predictors_of(pack: Pack, num_actions: int) -> list[int]:
+    """For each action token of a pack, which of the batch's last T + 1 positions predicts it."""
+    prompt_end = num_actions - len(segments_of(pack))
+    found, start = [], prompt_end
+    for row in pack:
+        found += [prompt_end if place == 0 else start + place for place in range(len(row.action_ids))]
+        start += len(row.action_ids)
+    return found
+
+
+def attention_of(segments_BS: Tensor, single: bool) -> Tensor:
+    """Plain if each pack is one row; else additive: a position sees the prompt and its own action up to itself."""
+    if single:
+        return (segments_BS >= 0).long()
+    width = segments_BS.shape[1]
+    ones = torch.ones(width, width, dtype=torch.bool, device=segments_BS.device)
+    query_BS1, key_B1S = segments_BS[:, :, None], segments_BS[:, None, :]
+    allowed_BSS = ones.tril() & ((key_B1S == 0) | (key_B1S == query_BS1)) & (key_B1S >= 0)
+    allowed_BSS |= torch.eye(width, dtype=torch.bool, device=segments_BS.device)  # padding must see something
+    blocked = torch.finfo(torch.float32).min
+    return torch.zeros(allowed_BSS.shape, device=segments_BS.device).masked_fill(~allowed_BSS, blocked)[:, None]

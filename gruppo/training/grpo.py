@@ -19,7 +19,7 @@ from torch import Tensor, no_grad
 
 from gruppo.algorithms import ADVANTAGES, AGGREGATIONS, LOSSES, AlgorithmConfig
 from gruppo.algorithms.advantages import role_advantages
-from gruppo.algorithms.batching import Batch, Row, collate, merge, microbatches, rows_of
+from gruppo.algorithms.batching import Batch, Pack, Row, collate, merge, microbatches, rows_of
 from gruppo.algorithms.losses import k3, masked
 from gruppo.config import Config
 from gruppo.data.base import TaskSet
@@ -175,9 +175,9 @@ def update(
     """
     on_policy = config.updates == 1
     if on_policy and not algorithm.kl_coefficient:
-        batches = [microbatches(merge(rows), config.microbatch_tokens) for rows in shares]
+        batches = [microbatches(merge(rows), config.microbatch_tokens, learner.can_share) for rows in shares]
     else:
-        batches = [microbatches(rows, config.microbatch_tokens) for rows in shares]
+        batches = [microbatches(rows, config.microbatch_tokens, learner.can_share) for rows in shares]
     old = [[None if on_policy else old_logprobs(learner, policy, part) for part in parts] for parts in batches]
     metrics: Counter[str] = Counter()
     num_tokens = [sum(len(row.action_ids) for row in rows) for rows in shares]
@@ -195,7 +195,7 @@ def update(
     found |= {
         "rows": sum(map(len, shares)),
         "trained_tokens": total,
-        "rows_computed": sum(len(p) for ps in batches for p in ps),
+        "packs": sum(len(part) for parts in batches for part in parts),
     }
     return {f"{name}/{policy}": float(value) for name, value in found.items()}
 
@@ -203,13 +203,13 @@ def update(
 def accumulate(
     learner: Learner,
     policy: str,
-    rows: Sequence[Row],
+    packs: Sequence[Pack],
     old_BT: Tensor | None,
     algorithm: AlgorithmConfig,
     num_tokens: int,
 ) -> dict[str, float]:
     """Back-propagate one microbatch's part of the step's loss; returns sums over its `seen` tokens."""
-    batch = collate(rows, learner.pad_id, learner.config.device)
+    batch = collate(packs, learner.pad_id, learner.config.device)
     logprobs_BT = learner.logprobs(policy, batch)
     old_BT = logprobs_BT.detach() if old_BT is None else old_BT
     losses_BT, sums = LOSSES[algorithm.loss](
@@ -233,10 +233,10 @@ def against_sampler(logprobs_BT: Tensor, batch: Batch) -> dict[str, Tensor]:
     }
 
 
-def old_logprobs(learner: Learner, policy: str, rows: Sequence[Row]) -> Tensor:
+def old_logprobs(learner: Learner, policy: str, packs: Sequence[Pack]) -> Tensor:
     """The log-probs before the first update of this rollout."""
     with no_grad():
-        return learner.logprobs(policy, collate(rows, learner.pad_id, learner.config.device))
+        return learner.logprobs(policy, collate(packs, learner.pad_id, learner.config.device))
 
 
 def check(config: GRPOConfig, rollout: Rollout) -> None:

@@ -88,6 +88,9 @@ class Learner:
         self.model: Any = base if full else self._with_adapters(base, seed)
         self.model.eval()  # no dropout, ever: old and new log-probs must be of the same function
         self.versions = dict.fromkeys(policies, 0)
+        # Packs need a mask of their own, which only plain attention takes.
+        kinds = set(base.config.to_dict().get("layer_types") or ["full_attention"])
+        self.can_share = kinds == {"full_attention"} and base.config._attn_implementation in ("sdpa", "eager")
         self._references: dict[str, str] = {}
         self._optimizers: dict[str, torch.optim.AdamW] = {}
 
@@ -154,16 +157,16 @@ class Learner:
     def logprobs(self, policy: str | None, batch: Batch) -> Tensor:
         """Log-probs [B, T] float32 of the actions under softmax(logits / temperature), with gradient if enabled."""
         with self.activate(policy) as model:
-            logits_BTV = model(
+            logits_BKV = model(
                 input_ids=batch.ids_BS,
-                attention_mask=batch.attention_BS,
+                attention_mask=batch.attention if batch.attention.ndim == 2 else batch.attention.to(model.dtype),
                 position_ids=batch.positions_BS,
                 logits_to_keep=batch.num_actions + 1,
                 use_cache=False,
-            ).logits[:, :-1]
-        logits_BTV = logits_BTV.float() / batch.temperatures_B[:, None, None]
-        actions_BT1 = batch.ids_BS[:, -batch.num_actions :, None]
-        return logits_BTV.log_softmax(-1).gather(-1, actions_BT1)[..., 0]
+            ).logits
+        logprobs_BKV = (logits_BKV.float() / batch.temperatures_B[:, None, None]).log_softmax(-1)
+        row_B1 = torch.arange(len(batch.ids_BS), device=logprobs_BKV.device)[:, None]
+        return logprobs_BKV[row_B1, batch.predictors_BT, batch.ids_BS[:, -batch.num_actions :]]
 
     def freeze_reference(self, policy: str) -> None:
         """Remember the policy as it is now; `reference_logprobs` uses this copy from here on."""

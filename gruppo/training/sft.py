@@ -59,7 +59,7 @@ def sft(learner: Learner, rows: Mapping[str, Sequence[Row]], config: SFTConfig, 
 def accumulate(learner: Learner, policy: str, rows: Sequence[Row], max_tokens: int) -> float:
     """Back-propagate the token-mean cross-entropy of `rows`; returns it."""
     num_tokens, total = sum(len(row.action_ids) for row in rows), 0.0
-    for part in microbatches(rows, max_tokens):
+    for part in microbatches(rows, max_tokens, learner.can_share):
         batch = collate(part, learner.pad_id, learner.config.device)
         loss = token_mean(negative_logprob(learner.logprobs(policy, batch), batch.mask_BT), num_tokens)
         loss.backward()
