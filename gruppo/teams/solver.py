@@ -26,7 +26,7 @@ from gruppo.teams.actions import (
     read_tool_command,
     read_verification,
 )
-from gruppo.teams.base import Action, Cast, Prompt
+from gruppo.teams.base import Action, Cast, Ended, Prompt
 from gruppo.types import Outcome, Task, Tool
 
 ROLES = ("analyzer", "planner", "executor", "verifier", "writer")
@@ -43,6 +43,8 @@ class SolverConfig(Config):
     """Characters of a tool's result that enter the memory."""
     answer_at_limit: bool = True
     """Whether the writer still answers when the steps ran out; else the episode has no answer."""
+    end_on_bad_verdict: bool = False
+    """Whether a verdict that can't be read ends the episode; else it means go on, which a verifier can learn to abuse."""
 
 
 @dataclass(frozen=True)
@@ -125,11 +127,13 @@ class Solver:
         return True
 
     async def _is_done(self, cast: Cast, fields: Mapping[str, object]) -> bool:
-        """The verifier's verdict; one that can't be read means go on."""
+        """The verifier's verdict; one that can't be read means go on, or the end. Raises Ended."""
         if "verifier" not in cast:
             return False
         read = partial(read_verification, compact=self.compact)
         verdict: Action[MemoryVerification] = await cast["verifier"].act(read, **fields)
+        if verdict.value is None and self.config.end_on_bad_verdict:
+            raise Ended(Outcome.wrong_format, f"verifier: {verdict.error}")
         return verdict.value is not None and verdict.value.stop_signal
 
     async def _answer(self, cast: Cast, fields: Mapping[str, object]) -> str | None:
