@@ -219,8 +219,10 @@ def parse_tool_calls(text: str) -> tuple[list[ToolCall], list[str]]:
     return calls, errors
 
 
-def parse_json(text: str, fields: Mapping[str, type]) -> dict[str, Any]:
+def parse_json(text: str, fields: Mapping[str, type], optional: Mapping[str, Any] = {}) -> dict[str, Any]:  # noqa: B006
     """The declared `fields` of the JSON object in a reply, in their order; other keys are dropped.
+
+    `optional` maps fields that may be missing to their defaults, whose type they have.
 
     Takes the first object that has all fields; prose and a code fence around it are fine, small damage is repaired.
     An int may stand for a float, a bool never for a number. Raises ValueError that names the missing or wrong field.
@@ -230,7 +232,11 @@ def parse_json(text: str, fields: Mapping[str, type]) -> dict[str, Any]:
     problem = ValueError("no JSON object in the reply")
     for candidate in _objects(text):
         try:
-            return {name: _field(candidate, name, kind) for name, kind in fields.items()}
+            found = {name: _field(candidate, name, kind) for name, kind in fields.items()}
+            return found | {
+                name: _field(candidate, name, type(default)) if name in candidate else default
+                for name, default in optional.items()
+            }
         except ValueError as cause:
             problem = cause
     raise problem

@@ -8,18 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pydantic import Field
 
 from gruppo.config import Config
-from gruppo.errors import EngineError, RewardError, TeamError, ToolError, UserError
+from gruppo.errors import EngineError, GruppoError, RewardError, TeamError, ToolError, UserError, boundary
 from gruppo.rewards.rules import score_group
 from gruppo.teams.base import Cast, Ended, Role, Team, seed_of
 from gruppo.types import Completion, Engine, Episode, Group, Outcome, Request, Reward, Task, Tool
 
 Key = tuple[int, int, int]  # (task, attempt, submission): the order of a batch
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A request on its way into a batch, and the seconds that its episode has left: it does not pay for the wait."""
+
+    engine: str
+    request: Request
+    answer: asyncio.Future[Completion]
+    deadline: asyncio.Timeout
+    seconds: float | None
 
 
 class RolloutConfig(Config):
@@ -39,7 +51,7 @@ class Lockstep:
     def __init__(self, engines: Mapping[str, Engine]) -> None:
         self._engines = engines
         self._live = 0
-        self._waiting: dict[Key, tuple[str, Request, asyncio.Future[Completion]]] = {}
+        self._waiting: dict[Key, Waiting] = {}
         self._asking: set[asyncio.Task[None]] = set()
 
     def enter(self) -> None:
@@ -51,13 +63,16 @@ class Lockstep:
         self._live -= 1
         self._check_soon()
 
-    async def submit(self, key: Key, engine: str, request: Request) -> Completion:
-        """Wait for the batch and return this request's completion."""
-        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._waiting[key] = (engine, request, future)
+    async def submit(self, key: Key, engine: str, request: Request, deadline: asyncio.Timeout) -> Completion:
+        """Wait for the batch and return this request's completion. The deadline rests until the batch goes out."""
+        loop = asyncio.get_running_loop()
+        when = deadline.when()
+        seconds = None if when is None else when - loop.time()
+        deadline.reschedule(None)
+        waiting = self._waiting[key] = Waiting(engine, request, loop.create_future(), deadline, seconds)
         self._check_soon()
         try:
-            return await future
+            return await waiting.answer
         finally:
             self._waiting.pop(key, None)
 
@@ -66,25 +81,35 @@ class Lockstep:
         asyncio.get_running_loop().call_soon(self._ask_if_all_wait)
 
     def _ask_if_all_wait(self) -> None:
-        if not self._waiting or len(self._waiting) < self._live:
+        if not self._waiting or len({key[:2] for key in self._waiting}) < self._live:
             return
         batch = [self._waiting.pop(key) for key in sorted(self._waiting)]
-        for name in sorted({engine for engine, _, _ in batch}):
-            asking = asyncio.ensure_future(self._ask(name, [entry for entry in batch if entry[0] == name]))
+        for entry in batch:
+            if entry.seconds is not None:
+                entry.deadline.reschedule(asyncio.get_running_loop().time() + entry.seconds)
+        for name in sorted({entry.engine for entry in batch}):
+            asking = asyncio.ensure_future(self._ask(name, [entry for entry in batch if entry.engine == name]))
             self._asking.add(asking)
             asking.add_done_callback(self._asking.discard)
 
-    async def _ask(self, name: str, batch: Sequence[tuple[str, Request, asyncio.Future[Completion]]]) -> None:
+    async def _ask(self, name: str, batch: Sequence[Waiting]) -> None:
+        """Give each episode its answer, or the reason why there is none."""
         try:
-            answers = await self._engines[name].generate([request for _, request, _ in batch])
-        except Exception as error:  # whatever it was, each waiting episode must hear of it
-            for _, _, future in batch:
-                if not future.done():
-                    future.set_exception(error)
+            with boundary(EngineError, f"engine {name!r}"):
+                answers = await self._engines[name].generate([entry.request for entry in batch])
+                if len(answers) != len(batch):
+                    raise ValueError(f"{len(answers)} completions for {len(batch)} requests")
+        except GruppoError as error:
+            if isinstance(error, EngineError) and len(batch) > 1:  # one request must not fail its siblings
+                await asyncio.gather(*(self._ask(name, [entry]) for entry in batch))
+                return
+            for entry in batch:
+                if not entry.answer.done():
+                    entry.answer.set_exception(error)
             return
-        for (_, _, future), answer in zip(batch, answers, strict=True):
-            if not future.done():
-                future.set_result(answer)
+        for entry, answer in zip(batch, answers, strict=True):
+            if not entry.answer.done():
+                entry.answer.set_result(answer)
 
 
 @dataclass(frozen=True)
@@ -123,13 +148,14 @@ class Rollout:
 
     async def _play_all(self, tasks: Sequence[Task], attempts: int, seed: int, label: str) -> list[Group]:
         lockstep = Lockstep(self.engines)
+        ids = group_ids(tasks, label)
         places = [(place, task, attempt) for place, task in enumerate(tasks) for attempt in range(attempts)]
         episodes: list[Episode] = []
         for start in range(0, len(places), self.config.max_concurrent):
             wave = places[start : start + self.config.max_concurrent]
-            episodes += await asyncio.gather(*(self._play(lockstep, at, seed, f"{label}/{at[1].id}") for at in wave))
+            episodes += await asyncio.gather(*(self._play(lockstep, at, seed, ids[at[0]]) for at in wave))
         cut = [episodes[start : start + attempts] for start in range(0, len(episodes), attempts)]
-        return [Group(f"{label}/{task.id}", task, list(own)) for task, own in zip(tasks, cut, strict=True)]
+        return [Group(id_, task, list(own)) for id_, task, own in zip(ids, tasks, cut, strict=True)]
 
     async def _play(self, lockstep: Lockstep, at: tuple[int, Task, int], seed: int, group_id: str) -> Episode:
         """One attempt, played again with the same seed while the infrastructure fails it."""
@@ -153,12 +179,13 @@ class Rollout:
         def submit(engine: str, request: Request) -> Awaitable[Completion]:
             nonlocal count
             count += 1
-            return lockstep.submit((*at, count), engine, request)
+            return lockstep.submit((*at, count), engine, request, deadline)
 
         cast = Cast(episode, self.roles, self.tools, submit)
+        deadline = asyncio.timeout(self.config.max_seconds)
         started = time.monotonic()
         try:
-            async with asyncio.timeout(self.config.max_seconds):
+            async with deadline:
                 episode.answer = await self.team.play(task, cast)
             episode.outcome = cast.outcome
         except Ended as ended:
@@ -183,3 +210,13 @@ def check_scores(names: Iterable[str], episodes: Sequence[Episode]) -> None:
         reasons = [episode.scores[name].reason for episode in scorable]
         if reasons and all(reason.startswith(("raised ", "returned NaN")) for reason in reasons):
             raise RewardError(f"reward {name!r} {reasons[0]} in all {len(reasons)} episodes: nothing can be learnt")
+
+
+def group_ids(tasks: Sequence[Task], label: str) -> list[str]:
+    """One id per task; a task that comes again gets a number, and with it draws of its own."""
+    seen: Counter[str] = Counter()
+    ids = []
+    for task in tasks:
+        seen[task.id] += 1
+        ids.append(f"{label}/{task.id}" + (f"#{seen[task.id]}" if seen[task.id] > 1 else ""))
+    return ids

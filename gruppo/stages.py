@@ -77,11 +77,11 @@ class Stages:
     log: Log
 
     def evaluate(self, stage: str) -> None:
-        """Play the test split as the team now is, unless that is on disk already."""
+        """Play the test split as the team now is, unless that is on disk; in between, in the first mode only."""
         if not self.config.eval.stages:
             return
-        tasks = self.tasks["test"]
-        for mode in self.config.eval.modes:
+        tasks, modes = self.tasks["test"], self.config.eval.modes
+        for mode in modes[:1] if stage == "sft" else modes:
             name = f"eval-{stage}-{mode}"
             if name in self.run.list_episodes():
                 continue

@@ -113,14 +113,15 @@ def test_logprobs_are_those_of_a_plain_forward(architecture: str) -> None:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_draw_does_not_depend_on_the_batch(architecture: str) -> None:
-    engine = make_engine(make_model(architecture))
+    model = make_model(architecture)
+    engine = make_engine(model)
     together = engine.sample(MIXED)
     assert together == [replace(c, seconds=t.seconds) for c, t in zip(engine.sample(MIXED), together, strict=True)]
     alone = [engine.sample([request])[0] for request in MIXED]
     assert [c.ids for c in alone] == [c.ids for c in together]
     backwards = engine.sample(MIXED[::-1])[::-1]
     assert [c.ids for c in backwards] == [c.ids for c in together]
-    split = make_engine(engine.model, max_batch_tokens=150).sample(MIXED)
+    split = make_engine(model, max_batch_tokens=150).sample(MIXED)
     assert [c.ids for c in split] == [c.ids for c in together]
 
 
@@ -200,7 +201,8 @@ def test_an_action_may_be_empty() -> None:
 
 
 def test_context_overflow_spares_the_others() -> None:
-    engine = make_engine(make_model())
+    model = make_model()
+    engine = make_engine(model)
     assert engine.context_length == 256
     _, prompt_ids = render(TOKENIZER, [{"role": "user", "content": "q"}])
     room = 256 - len(prompt_ids)
@@ -211,7 +213,7 @@ def test_context_overflow_spares_the_others() -> None:
     assert list(overflow.prompt_ids) == prompt_ids
     assert plain.ids == full.ids[: len(plain.ids)]
     assert full.stop_reason in (StopReason.length, StopReason.stop)
-    assert make_engine(engine.model, context_length=20).sample([ask("q", 1)])[0].ids == ()
+    assert make_engine(model, context_length=20).sample([ask("q", 1)])[0].ids == ()
     assert engine.sample([]) == []
 
 

@@ -63,25 +63,27 @@ def read_next_step(text: str, tools: Sequence[str], compact: bool) -> NextStep:
         if not colon or not goal.strip():
             raise ValueError("a plan is 'tool: sub-goal'")
         return NextStep("", "", goal.strip(), match_tool(name, tools))
-    labels = {"justification": "", "context": "", "sub_goal": None, "tool_name": None}
+    optional = {"justification": "", "context": ""}
     try:
-        fields = parse_json(text, {"sub_goal": str, "tool_name": str})
+        fields = parse_json(text, {"sub_goal": str, "tool_name": str}, optional)
     except ValueError as error:
-        fields = {name: found[-1] for name in labels if (found := _labelled(text, name))}
+        fields = optional | {name: found[-1] for name in _FIELDS if (found := _labelled(text, name))}
         if not {"sub_goal", "tool_name"} <= fields.keys():
             raise ValueError(str(error)) from None
-    values = {name: str(fields.get(name, default)) for name, default in labels.items()}
-    if not values["sub_goal"].strip():
+    if not fields["sub_goal"].strip():
         raise ValueError("the plan's sub_goal is empty")
-    return NextStep(**{**values, "tool_name": match_tool(values["tool_name"], tools)})
+    return NextStep(**{**fields, "tool_name": match_tool(fields["tool_name"], tools)})
+
+
+_FIELDS = tuple(NextStep.__dataclass_fields__)
+_LABEL = r"^[ \t]*(?:\d+[.)][ \t]*)?\**[ \t]*(?:{names})[ \t]*\**[ \t]*:[ \t]*\**"
 
 
 def _labelled(text: str, name: str) -> list[str]:
     """The texts after "Sub-Goal:" and the like; bold marks and list numbers are ignored."""
-    plain = re.sub(r"\*\*|^\s*\d+[.)]\s*", "", text, flags=re.MULTILINE)
-    label = name.replace("_", "[ _-]?")
-    pattern = rf"^\s*{label}\s*:\s*(.*?)(?=^\s*(?:justification|context|sub[ _-]?goal|tool[ _-]?name)\s*:|\Z)"
-    return [found.strip() for found in re.findall(pattern, plain, re.IGNORECASE | re.MULTILINE | re.DOTALL)]
+    label, *labels = (_LABEL.format(names=each.replace("_", "[ _-]?")) for each in (name, *_FIELDS))
+    pattern = rf"{label}(.*?)(?={'|'.join(labels)}|\Z)"
+    return [found.strip() for found in re.findall(pattern, text, re.IGNORECASE | re.MULTILINE | re.DOTALL)]
 
 
 def match_tool(name: str, tools: Sequence[str]) -> str:
@@ -99,10 +101,10 @@ def read_tool_command(text: str, compact: bool) -> ToolCommand:
         if not text.strip():
             raise ValueError("the command is empty")
         return ToolCommand("", "", text.strip())
-    fields = parse_json(text, {"command": object})
+    fields = parse_json(text, {"command": object}, {"analysis": "", "explanation": ""})
     if not fields["command"]:
         raise ValueError("the command is empty")
-    return ToolCommand(str(fields.get("analysis", "")), str(fields.get("explanation", "")), fields["command"])
+    return ToolCommand(**fields)
 
 
 def read_verification(text: str, compact: bool) -> MemoryVerification:
@@ -111,5 +113,4 @@ def read_verification(text: str, compact: bool) -> MemoryVerification:
         if text.strip() not in ("stop", "continue"):
             raise ValueError("a verdict is 'stop' or 'continue'")
         return MemoryVerification("", text.strip() == "stop")
-    fields = parse_json(text, {"stop_signal": bool})
-    return MemoryVerification(str(fields.get("analysis", "")), fields["stop_signal"])
+    return MemoryVerification(**parse_json(text, {"stop_signal": bool}, {"analysis": ""}))

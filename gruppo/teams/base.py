@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from gruppo.errors import TeamError
+from gruppo.errors import TeamError, ToolError, boundary
 from gruppo.types import (
     Completion,
     Episode,
@@ -159,7 +159,8 @@ class Cast:
         """Run a tool and record the event. An unknown tool is a result that says so."""
         started = time.monotonic()
         if tool in self.tools:
-            result = await self.tools[tool].call(arguments)
+            with boundary(ToolError, f"tool {tool!r}"):
+                result = await self.tools[tool].call(arguments)
         else:
             result = ToolResult(ok=False, error=f"no tool {tool!r}: use one of {', '.join(self.tools)}")
         seconds = time.monotonic() - started

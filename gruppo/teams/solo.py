@@ -77,5 +77,5 @@ def opening(prompt: Prompt, task: Task, tools: Sequence[Tool]) -> list[Message]:
             {"name": tool.name, "description": tool.description, "parameters": dict(tool.schema)} for tool in tools
         ]
         listed = WITH_TOOLS + "\n".join(json.dumps(schema) for schema in schemas)
-        messages[0] = {"role": "system", "content": f"{messages[0]['content']}\n\n{listed}"}
+        messages = [{"role": "system", "content": f"{prompt.system.strip()}\n\n{listed}".strip()}, messages[-1]]
     return messages

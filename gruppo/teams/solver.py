@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from gruppo.config import Config
+from gruppo.config import Config, suggest
 from gruppo.errors import ConfigError
 from gruppo.teams.actions import (
     MemoryVerification,
@@ -29,6 +29,9 @@ from gruppo.teams.actions import (
 from gruppo.teams.base import Action, Cast, Ended, Prompt
 from gruppo.types import Outcome, Task, Tool
 
+FIELDS = (
+    "question", "tools", "max_steps", "analysis", "memory", "step", "tool_name", "sub_goal", "context", "tool",
+)  # fmt: skip
 ROLES = ("analyzer", "planner", "executor", "verifier", "writer")
 
 
@@ -44,7 +47,7 @@ class SolverConfig(Config):
     answer_at_limit: bool = True
     """Whether the writer still answers when the steps ran out; else the episode has no answer."""
     end_on_bad_verdict: bool = False
-    """Whether a verdict that can't be read ends the episode; else it means go on, which a verifier can learn to abuse."""
+    """Whether a verdict that can't be read ends the episode; else it means go on, which training can abuse."""
 
 
 @dataclass(frozen=True)
@@ -151,11 +154,20 @@ def solver_prompts(which: str) -> dict[str, Prompt]:
     }
     path = Path(__file__).parent / "prompts" / sizes[which] if which in sizes else Path(which)
     try:
-        table = tomllib.loads(path.read_text())
-        return {role: Prompt(entry["user"], entry.get("system", "")) for role, entry in table.items()}
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        prompts = {
+            role: Prompt(entry["user"].strip(), entry.get("system", "").strip()) for role, entry in table.items()
+        }
+        for role, prompt in prompts.items():
+            if role not in ROLES:
+                raise ConfigError(f"team.prompts = {which!r}: unknown role {role!r}{suggest(role, ROLES)}")
+            prompt.messages(dict.fromkeys(FIELDS, ""))
+        return prompts
     except FileNotFoundError:
         raise ConfigError(f"team.prompts = {which!r}: no such file; use 'compact', 'full' or a TOML file") from None
-    except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as error:
+    except OSError as error:
+        raise ConfigError(f"team.prompts = {which!r}: can't be read: {error.strerror}") from None
+    except (ValueError, LookupError, TypeError, AttributeError) as error:  # syntax, bytes, a missing or unknown field
         raise ConfigError(
             f"team.prompts = {which!r}: each role needs a table with 'user' (and 'system'): {error}"
         ) from None

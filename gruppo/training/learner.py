@@ -19,6 +19,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from pydantic import Field
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
@@ -200,7 +201,9 @@ class Learner:
     def parameters(self, policy: str) -> dict[str, torch.nn.Parameter]:
         """The trainable parameters of a policy by name."""
         named = dict(self.model.named_parameters())
-        return named if self.policies[policy].full else {name: p for name, p in named.items() if f".{policy}." in name}
+        if self.policies[policy].full:
+            return named
+        return {name: p for name, p in named.items() if ".lora_" in name and name.endswith(f".{policy}.weight")}
 
     def start_optimizers(self, learning_rates: Mapping[str, float]) -> None:
         """A fresh AdamW for each policy named; weight decay 0, betas .9 and .95."""
@@ -289,7 +292,10 @@ class Learner:
             raise CheckpointError(
                 f"{folder}: no {file.name} for policy {policy!r}; is [policies] the same as in that run?"
             )
-        saved = load_file(file)
+        try:
+            saved = load_file(file)
+        except SafetensorError as error:
+            raise CheckpointError(f"{file}: can't be read: {error}") from error
         current = self.model.state_dict() if full else self._weights(policy)
         odd = [name for name in saved if name not in current] + [
             name for name in current if name not in saved and not full

@@ -78,7 +78,7 @@ def build_world(seed: int, size: int = 100, exclude: Collection[str] = ()) -> Wo
     rng = random.Random(f"world-{seed}")
     world, taken = World(seed), set(exclude)
     _name_entities(world, rng, size, taken)
-    _link_facts(world, rng, taken)
+    _link_facts(world, rng)
     _write_articles(world, rng)
     return world
 
@@ -126,7 +126,7 @@ def _split(world: World, kind: str, names: list[str]) -> None:
         start = stop
 
 
-def _link_facts(world: World, rng: random.Random, taken: set[str]) -> None:
+def _link_facts(world: World, rng: random.Random) -> None:
     for (kind, split), names in sorted(world.entities.items()):
         for name in names:
             for relation, value_kind in RELATIONS[kind].items():

@@ -282,7 +282,7 @@ def world_tasks(world: World, split: str, count: int, families: Sequence[str], s
 
 
 def _owns(split: str, draw: Draw) -> bool:
-    """Whether the split may ask this: a question of calculation only is given to a split by its first operand."""
+    """Whether the split may ask this: a question of calculation only is given to a split by its digits' sum."""
     if any(step["tool"] != "python" for step in draw.steps):
         return True
     digits = sum(map(int, filter(str.isdigit, draw.steps[0]["sub_goal"])))
