@@ -81,7 +81,7 @@ class Stages:
         if not self.config.eval.stages:
             return
         tasks, modes = self.tasks["test"], self.config.eval.modes
-        for mode in modes[:1] if stage == "sft" else modes:
+        for mode in modes if stage == "final" else modes[:1]:
             name = f"eval-{stage}-{mode}"
             if name in self.run.list_episodes():
                 continue

@@ -7,6 +7,7 @@ module owns no weights and knows no adapters: the learner that does gives `activ
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -249,20 +250,31 @@ def _prefill(
     unique = {prompt_ids: place for place, prompt_ids in enumerate(dict.fromkeys(row.prompt_ids for row in rows))}
     unique_B = torch.tensor([unique[row.prompt_ids] for row in rows], device=device)
     lengths_U = torch.tensor([len(ids) for ids in unique], device=device)
-    width = max(map(len, unique))
+    cache, shared = _new_cache(model), len(os.path.commonprefix([ids[:-1] for ids in unique]))
+    if len(unique) == 1 or shared < _SHARED_PREFIX:
+        shared = 0
+    else:  # the beginning that all prompts have, such as the system message, is computed once
+        start = torch.tensor([next(iter(unique))[:shared]], device=device)
+        model(input_ids=start, cache=cache, use_cache=True, logits_to_keep=1)
+        cache.reorder_cache(torch.zeros(len(unique), dtype=torch.long, device=device))
+    width = max(map(len, unique)) - shared
     # The id of a padded position is never seen: the mask comes from the lengths.
-    input_ids = torch.tensor([[0] * (width - len(ids)) + list(ids) for ids in unique], device=device)
-    mask_UL = (torch.arange(width + num_steps, device=device) >= width - lengths_U[:, None]).long()
-    cache = _new_cache(model)
+    rest = [ids[shared:] for ids in unique]
+    input_ids = torch.tensor([[0] * (width - len(ids)) + list(ids) for ids in rest], device=device)
+    place_L = torch.arange(shared + width + num_steps, device=device)
+    mask_UL = ((place_L < shared) | (place_L >= shared + width - (lengths_U[:, None] - shared))).long()
     logits_UV = model(
         input_ids=input_ids,
-        attention_mask=mask_UL[:, :width],
-        position_ids=(mask_UL[:, :width].cumsum(-1) - 1).clamp(min=0),
+        attention_mask=mask_UL[:, : shared + width],
+        position_ids=(mask_UL[:, : shared + width].cumsum(-1) - 1).clamp(min=0)[:, shared:],
         cache=cache,
         use_cache=True,
         logits_to_keep=1,
     ).logits[:, -1]
     return logits_UV, cache, mask_UL, lengths_U, unique_B
+
+
+_SHARED_PREFIX = 8  # tokens; a shorter common beginning is not worth a forward of its own
 
 
 @dataclass(frozen=True)
