@@ -21,8 +21,8 @@ test-all: $(VENV)/installed ## all tests, the slow ones too
 tiny-model: $(VENV)/installed ## make the embedded model anew (about ten minutes)
 	$(BIN)/python scripts/make_tiny_model.py
 
-lint: $(VENV)/installed
-	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
+lint: $(VENV)/installed ## ruff and the type checker
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gruppo needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
