@@ -125,9 +125,9 @@ class Rollout:
     on_episode: Callable[[Episode], None] = lambda episode: None
 
     def at_temperature(self, temperature: float) -> Rollout:
-        """The same, its trainable roles sampling at another temperature."""
+        """The same, the roles that a policy plays sampling at another temperature, whether they are trained or not."""
         roles = {
-            name: replace(role, sampling=replace(role.sampling, temperature=temperature)) if role.trainable else role
+            name: replace(role, sampling=replace(role.sampling, temperature=temperature)) if role.policy else role
             for name, role in self.roles.items()
         }
         return replace(self, roles=roles)

@@ -190,14 +190,14 @@ def test_every_finished_episode_is_announced() -> None:
     assert sorted(map(id, seen)) == sorted(id(episode) for group in groups for episode in group.episodes)
 
 
-def test_only_trainable_roles_change_their_temperature() -> None:
+def test_only_roles_with_a_policy_change_their_temperature() -> None:
     sampling = Sampling(temperature=0.7, max_tokens=9)
-    roles = {name: Role(name, Prompt("x"), sampling, "script", "p", name == "agent") for name in ("agent", "kept")}
+    policies = {"agent": "p", "untrained": "q", "kept": None}
+    roles = {name: Role(name, Prompt("x"), sampling, "script", p, name == "agent") for name, p in policies.items()}
     rollout = replace(make(Relay(), Counting()), roles=roles)
     cold = rollout.at_temperature(0.0)
-    assert (
-        cold.roles["agent"].sampling == replace(sampling, temperature=0.0) and cold.roles["kept"].sampling == sampling
-    )
+    assert cold.roles["agent"].sampling == cold.roles["untrained"].sampling == replace(sampling, temperature=0.0)
+    assert cold.roles["kept"].sampling == sampling
     assert rollout.roles["agent"].sampling == sampling and cold.team is rollout.team
 
 

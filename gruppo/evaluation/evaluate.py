@@ -11,7 +11,7 @@ from gruppo.rollout import Rollout
 from gruppo.types import Group, Task
 
 MODES: Mapping[str, float] = {"greedy": 0.0, "sampled": 1.0}
-"""Name -> temperature of the trained roles."""
+"""Name -> temperature of the roles that a policy plays."""
 
 
 def evaluate(rollout: Rollout, tasks: TaskSet, mode: str, attempts: int = 1) -> list[Group]:
