@@ -100,7 +100,7 @@ def grpo(parts: Parts, config: GRPOConfig) -> None:
                 shares = [rows_of(kept[share :: config.updates], policy, advantages) for share in range(config.updates)]
                 record |= update(learner, policy, [rows for rows in shares if rows], algorithm, config, scale)
 
-            # The local engine samples with the learner's own weights: there is nothing to copy, only versions move on.
+            # No engine to sync: the learner hands the local one the new weights when it next samples this version.
             idle = 0 if kept else idle + 1
             if idle == PATIENCE:
                 raise UserError(
