@@ -5,6 +5,7 @@ It starts nothing: `stages.py` plays a run from beginning to end.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from inspect import isfunction
 from pathlib import Path
@@ -274,14 +275,19 @@ def make_tasks(config: RunConfig, split: str) -> TaskSet:
     return read_tasks(Path(source), tasks.columns)[:count]
 
 
+def of_families(tasks: TaskSet, families: Sequence[str], key: str) -> TaskSet:
+    """The tasks of these families, of all if there are none. Raises ConfigError naming `key` for one without tasks."""
+    there = {str(task.extra_info.get("family")) for task in tasks}
+    for family in families:
+        if family not in there:
+            raise ConfigError(f"{key}: no training task of family {family!r}{suggest(family, there)}")
+    return TaskSet([t for t in tasks if not families or t.extra_info.get("family") in families], tasks.name)
+
+
 def choose_demonstrations(config: RunConfig, tasks: TaskSet) -> TaskSet:
     """The tasks to demonstrate. Raises ConfigError for a family without tasks, DataError for a task without a plan."""
-    there = {str(task.extra_info.get("family")) for task in tasks}
-    for family in config.sft.families:
-        if family not in there:
-            raise ConfigError(f"sft.families: no training task of family {family!r}{suggest(family, there)}")
-    wanted = [t for t in tasks if not config.sft.families or t.extra_info.get("family") in config.sft.families]
-    chosen = TaskSet(wanted, tasks.name).shuffle(config.seed)[: config.sft.demonstrations]
+    wanted = of_families(tasks, config.sft.families, "sft.families")
+    chosen = wanted.shuffle(config.seed)[: config.sft.demonstrations]
     for task in chosen:
         gold_reply(task, "planner", 0, compact=True)
     return chosen

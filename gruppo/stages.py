@@ -18,7 +18,7 @@ from gruppo.evaluation.evaluate import evaluate, family_of
 from gruppo.evaluation.metrics import compare, rollout_metrics, solved, summarise
 from gruppo.evaluation.report import Example, ReportData, Stage, write_report
 from gruppo.log import Log
-from gruppo.run import Assembly, RunConfig, assemble, choose_demonstrations, demonstrate, make_tasks
+from gruppo.run import Assembly, RunConfig, assemble, choose_demonstrations, demonstrate, make_tasks, of_families
 from gruppo.store import Run
 from gruppo.training.grpo import Parts, check, grpo
 from gruppo.training.grpo import load as load_checkpoint
@@ -40,6 +40,7 @@ def train(config: RunConfig, out: Path, resume: bool, log: Log) -> dict[str, Any
     splits = {"train": True, "validation": config.train.eval_every, "test": config.eval.stages}
     tasks = {split: make_tasks(config, split) for split, used in splits.items() if used}
     shown = choose_demonstrations(config, tasks["train"]) if config.sft.steps else None
+    tasks["train"] = of_families(tasks["train"], config.train.families, "train.families")
     try:
         with Run.resume(out) if resume else Run.create(out, dump(config)) as run:
             stages = Stages(config, assembly, tasks, run, log)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gruppo.algorithms.advantages import centred, grpo, has_signal, role_advantages
-from gruppo.algorithms.batching import Row, collate, length_of, merge, microbatches, rows_of
+from gruppo.algorithms.batching import Pack, Row, collate, merge, microbatches, rows_of
 from gruppo.algorithms.losses import k3, negative_logprob, ppo_clip, token_mean
 from gruppo.types import Episode, Group, Sampling, StopReason, Task, Turn
 
@@ -148,44 +148,43 @@ def rows(*specs: tuple[int, int]) -> list[Row]:
     return [Row(tuple(range(p)), tuple(range(100, 100 + a)), (-1.0,) * a, advantage=a / 3) for p, a in specs]
 
 
-def test_collate_puts_every_action_at_the_right_edge_and_masks_by_length() -> None:
-    batch = collate([[Row((5, 6), (7, 0), (-1.0, -2.0))], [Row((5,), (0, 0, 0), (-3.0,) * 3)]], pad_id=0)
-    assert batch.ids_BS.tolist() == [[5, 6, 7, 0], [5, 0, 0, 0]]
+def test_collate_puts_predictors_at_the_right_edge_and_masks_by_length() -> None:
+    packs = [Pack.of([Row((5, 6), (7, 0), (-1.0, -2.0))]), Pack.of([Row((5,), (0, 0, 0), (-3.0,) * 3)])]
+    batch = collate(packs, pad_id=0)
+    assert batch.ids_BS.tolist() == [[5, 6, 7], [5, 0, 0]]  # the last id predicts nothing
+    assert batch.num_predictors == 3
+    assert batch.predictors_BT.tolist() == [[0, 1, 2], [0, 1, 2]]
+    assert batch.labels_BT.tolist() == [[0, 7, 0], [0, 0, 0]]
     assert batch.mask_BT.tolist() == [[False, True, True], [True, True, True]]
     assert batch.sampled_logprobs_BT.tolist() == [[0, -1, -2], [-3, -3, -3]]
-    assert batch.positions_BS.tolist() == [[0, 1, 2, 3], [0, 1, 2, 3]]
-    short = collate([[Row((5, 6, 7), (1,), (-1.0,))], [Row((5,), (1,), (-1.0,))]], pad_id=0)
-    assert short.attention.tolist() == [[1, 1, 1, 1], [0, 0, 1, 1]]
-    assert short.positions_BS.tolist() == [[0, 1, 2, 3], [0, 0, 0, 1]]
+    assert batch.positions_BS.tolist() == [[0, 1, 2], [0, 1, 2]]
+    short = collate([Pack.of([Row((5, 6, 7), (1,), (-1.0,))]), Pack.of([Row((5,), (1,), (-1.0,))])], pad_id=0)
+    assert short.attention.tolist() == [[1, 1, 1], [0, 0, 1]]
+    assert short.positions_BS.tolist() == [[0, 1, 2], [0, 0, 0]]
 
 
-def test_rows_with_one_prompt_become_one_pack_in_which_no_action_sees_another() -> None:
-    pack = [Row((5, 6), (7, 8), (-1.0, -2.0), 1.0), Row((5, 6), (9,), (-3.0,), -2.0)]
-    batch = collate([pack, [Row((4,), (3,), (-4.0,))]], pad_id=0)
-    assert batch.ids_BS.tolist() == [[5, 6, 7, 8, 9], [0, 0, 0, 4, 3]]
-    assert batch.positions_BS.tolist() == [[0, 1, 2, 3, 2], [0, 0, 0, 0, 1]]
-    assert batch.predictors_BT.tolist() == [[0, 1, 0], [0, 0, 2]]
-    assert batch.advantages_BT.tolist() == [[1, 1, -2], [0, 0, 1]]
+def test_rows_that_begin_alike_share_a_tree_in_which_no_action_sees_another() -> None:
+    pack = Pack.of([Row((5, 6), (7, 8, 2), (-1.0, -2.0, -5.0), 1.0), Row((5, 6), (9,), (-3.0,), -2.0)])
+    batch = collate([pack, Pack.of([Row((4,), (3, 2), (-4.0, -6.0))])], pad_id=0)
+    assert batch.ids_BS.tolist() == [[5, 6, 7, 8], [0, 0, 4, 3]]
+    assert batch.positions_BS.tolist() == [[0, 1, 2, 3], [0, 0, 0, 1]]
+    assert batch.num_predictors == 3
+    assert batch.predictors_BT.tolist() == [[0, 1, 2, 0], [0, 0, 1, 2]]
+    assert batch.labels_BT.tolist() == [[7, 8, 2, 9], [0, 0, 3, 2]]
+    assert batch.advantages_BT.tolist() == [[1, 1, 1, -2], [0, 0, 1, 1]]
     sees = batch.attention[:, 0] == 0
-    assert sees[0].int().tolist() == [
-        [1, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0],
-        [1, 1, 1, 0, 0],
-        [1, 1, 1, 1, 0],
-        [1, 1, 0, 0, 1],
-    ]
-    assert sees[1, 4].int().tolist() == [0, 0, 0, 1, 1]
+    assert sees[0].int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
+    assert sees[1, 3].int().tolist() == [0, 0, 1, 1]
 
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 10)), min_size=1, max_size=30), st.integers(1, 200))
 def test_microbatches_keep_every_row_once_within_the_budget(specs, budget) -> None:
     for share in (False, True):
         parts = microbatches(rows(*specs), budget, share)
-        kept = [row for part in parts for pack in part for row in pack]
+        kept = [row for part in parts for pack in part for row in pack.rows]
         assert sorted(row.num_tokens for row in kept) == sorted(p + a for p, a in specs)
         for part in parts:
-            assert len(part) == 1 or len(part) * max(map(length_of, part)) <= budget
-            assert all(row.prompt_ids == pack[0].prompt_ids for pack in part for row in pack)
+            assert len(part) == 1 or len(part) * max(len(pack.tree) for pack in part) <= budget
 
 
 def test_merge_sums_advantages_of_equal_rows_and_drops_what_cancels() -> None:

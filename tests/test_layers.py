@@ -14,10 +14,10 @@ MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): ast.parse(path.read_text())
     for path in (ROOT / "gruppo").rglob("*.py")
 }
-LAYERS = """types errors | config log chat episodes | store | data tools engines rewards algorithms | teams | rollout
-    | training evaluation | run | stages | cli | __main__"""
+LAYERS = """types errors | config log chat episodes prefix_tree | store | data tools engines rewards algorithms | teams
+    | rollout | training evaluation | run | stages | cli | __main__"""
 LEVEL = {name: level for level, names in enumerate(LAYERS.split("|")) for name in names.split()}
-TORCH = re.compile(r"gruppo\.(engines\.local|algorithms\.(losses|batching)|training\.\w+)")
+TORCH = re.compile(r"gruppo\.(prefix_tree|engines\.(local|decoding)|algorithms\.(losses|batching)|training\.\w+)")
 
 
 def imports(tree: ast.AST) -> set[str]:

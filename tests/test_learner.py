@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from gruppo.algorithms.batching import Row, collate
+from gruppo.algorithms.batching import Pack, Row, collate
 from gruppo.algorithms.losses import k3
 from gruppo.engines.local import LocalEngine
 from gruppo.errors import CheckpointError, ConfigError
@@ -87,7 +87,7 @@ def some_rows(count: int = 6, seed: int = 0) -> list[Row]:
 
 def train(learner: Learner, policy: str, steps: int = 2, seed: int = 0) -> None:
     for step in range(steps):
-        batch = collate([[row] for row in some_rows(seed=seed + step)], learner.pad_id)
+        batch = collate([Pack.of([row]) for row in some_rows(seed=seed + step)], learner.pad_id)
         loss = -(learner.logprobs(policy, batch) * batch.advantages_BT * batch.mask_BT).sum() / 50
         loss.backward()
         norm = learner.step(policy, 1.0, 1.0)
@@ -96,7 +96,7 @@ def train(learner: Learner, policy: str, steps: int = 2, seed: int = 0) -> None:
 
 def logprobs(learner: Learner, policy: str | None, rows: Sequence[Row]) -> list[list[float]]:
     """Each row's log-probs from one padded batch."""
-    batch = collate([[row] for row in rows], learner.pad_id)
+    batch = collate([Pack.of([row]) for row in rows], learner.pad_id)
     with torch.no_grad():
         found_BT = learner.logprobs(policy, batch)
     return [found[mask].tolist() for found, mask in zip(found_BT, batch.mask_BT, strict=True)]
@@ -125,7 +125,7 @@ def test_training_one_policy_leaves_the_other_and_the_base_as_they_were(base: Pa
 def test_a_gradient_reaches_its_policy_though_the_base_computed_in_between(base: Path) -> None:
     learner = make(base)
     for policy, other in (("planner", "executor"), ("executor", "planner")):
-        loss = -learner.logprobs(policy, collate([[row] for row in some_rows()], learner.pad_id)).sum()
+        loss = -learner.logprobs(policy, collate([Pack.of([row]) for row in some_rows()], learner.pad_id)).sum()
         logprobs(learner, None, some_rows())
         sample(learner, [None, policy], merged=True)
         loss.backward()
@@ -296,7 +296,7 @@ def test_a_checkpoint_of_another_base_is_refused(qwen3: Path, tmp_path: Path) ->
 
 
 def kl(learner: Learner, policy: str) -> float:
-    batch = collate([[row] for row in some_rows()], learner.pad_id)
+    batch = collate([Pack.of([row]) for row in some_rows()], learner.pad_id)
     with torch.no_grad():
         reference_BT = learner.reference_logprobs(policy, batch)
         return k3(learner.logprobs(policy, batch), reference_BT, batch.mask_BT).sum().item()
@@ -309,7 +309,7 @@ def test_a_frozen_reference_starts_at_the_policy_and_stays_there(base: Path, tmp
     train(learner, policy)
     assert kl(learner, policy) > 1e-4
     learner.freeze_reference(policy)
-    batch = collate([[row] for row in some_rows()], learner.pad_id)
+    batch = collate([Pack.of([row]) for row in some_rows()], learner.pad_id)
     frozen = learner.reference_logprobs(policy, batch)
     assert kl(learner, policy) == 0 and not frozen.requires_grad
     train(learner, policy, seed=7)
@@ -327,7 +327,7 @@ def test_a_reference_between_forward_and_backward_does_not_swallow_the_gradient(
     plain, with_reference = make(base), make(base)
     for policy in TWO:
         with_reference.freeze_reference(policy)
-        batch = collate([[row] for row in some_rows()], plain.pad_id)
+        batch = collate([Pack.of([row]) for row in some_rows()], plain.pad_id)
         norms = []
         for learner in (plain, with_reference):
             found_BT = learner.logprobs(policy, batch)
@@ -370,7 +370,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(qwen3: Path, poison: floa
     learner = make(qwen3)
     train(learner, "planner")
     before, state = learner.fingerprint("planner"), learner._optimizer_tensors("planner")
-    batch = collate([[row] for row in some_rows()], learner.pad_id)
+    batch = collate([Pack.of([row]) for row in some_rows()], learner.pad_id)
     (learner.logprobs("planner", batch).sum() * poison).backward()
     norm = learner.step("planner", 1.0, 1.0)
     assert not norm < float("inf")

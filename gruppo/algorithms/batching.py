@@ -5,12 +5,13 @@ A row is one turn of a trained policy: the exact prompt ids it saw and the exact
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from gruppo.prefix_tree import PrefixTree, attention_of, prefix_tree, shared_rows
 from gruppo.types import Group, Turn
 
 
@@ -31,30 +32,42 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Batch:
-    """B packs of rows that share a prompt: the prompt once, then their actions, each seeing the prompt and itself.
+class Pack:
+    """Rows of one temperature laid out as a prefix tree, so that what they begin alike is computed once.
 
-    Sequences are padded on the left, so that all actions end at the last column. T is the longest sum of a pack's
-    actions; a trained token is predicted by the position before it, the first of each action by the prompt's last.
+    A row's last id is not in the tree: nothing is predicted from it.
     """
+
+    rows: Sequence[Row]
+    tree: PrefixTree
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> Pack:
+        """`rows` in one tree, with every position that predicts an action's token asked for."""
+        sequences = [row.prompt_ids + row.action_ids[:-1] for row in rows]
+        return cls(rows, prefix_tree(sequences, [len(row.prompt_ids) - 1 for row in rows]))
+
+    def predictors(self, num_predictors: int) -> list[int]:
+        """For each action token, row after row, which of the last `num_predictors` positions predicts it."""
+        start = len(self.tree) - num_predictors
+        paths = zip(self.rows, self.tree.paths, strict=True)
+        return [node - start for row, path in paths for node in path[len(row.prompt_ids) - 1 :]]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B packs, padded on the left to S positions, of which the last K predict; T action tokens to train, padded too."""
 
     ids_BS: Tensor
     positions_BS: Tensor
     attention: Tensor  # [B, S] of 0 and 1 if every pack holds one row, else additive float32 [B, 1, S, S]
-    predictors_BT: Tensor  # where in the last T + 1 positions each token is predicted
+    num_predictors: int  # K
+    predictors_BT: Tensor  # which of the last K positions predicts each token
+    labels_BT: Tensor  # the tokens
     mask_BT: Tensor  # bool: the trained tokens
     sampled_logprobs_BT: Tensor
     advantages_BT: Tensor
     temperatures_B: Tensor
-
-    @property
-    def num_actions(self) -> int:
-        """T."""
-        return self.mask_BT.shape[1]
-
-
-Pack = list[Row]
-"""Rows with the same prompt and temperature."""
 
 
 def row_of(turn: Turn, advantage: float = 1.0) -> Row:
@@ -92,85 +105,60 @@ def merge(rows: Sequence[Row]) -> list[Row]:
     return [row for row in merged.values() if abs(row.advantage) > 1e-9]
 
 
-def packs_of(rows: Sequence[Row], share: bool) -> list[Pack]:
-    """Rows with the same prompt together, so that it is computed once; each row alone if not `share`."""
-    packs: dict[tuple[object, ...], Pack] = {}
-    for number, row in enumerate(rows):
-        packs.setdefault((row.prompt_ids, row.temperature) if share else (number,), []).append(row)
-    return list(packs.values())
-
-
-def length_of(pack: Pack) -> int:
-    """Positions that a pack takes."""
-    return len(pack[0].prompt_ids) + sum(len(row.action_ids) for row in pack)
-
-
 def microbatches(rows: Sequence[Row], max_tokens: int, share: bool = True) -> list[list[Pack]]:
-    """Packs of similar length together, each list within `max_tokens` padded tokens (or a single longer pack)."""
+    """Packs of similar length together, each list within `max_tokens` padded tokens (or a single longer pack).
+
+    Without `share` every row is a pack of its own, for models that take no attention mask of ours.
+    """
     batches: list[list[Pack]] = []
-    for pack in sorted(packs_of(rows, share), key=length_of, reverse=True):
-        if not batches or (len(batches[-1]) + 1) * length_of(batches[-1][0]) > max_tokens:
+    for pack in sorted(packs_of(rows, share), key=lambda pack: len(pack.tree), reverse=True):
+        if not batches or (len(batches[-1]) + 1) * len(batches[-1][0].tree) > max_tokens:
             batches.append([])
         batches[-1].append(pack)
     return batches
 
 
+def packs_of(rows: Sequence[Row], share: bool) -> list[Pack]:
+    """Rows that begin alike together; each row alone if not `share`."""
+    if not share:
+        return [Pack.of([row]) for row in rows]
+    by_temperature: dict[float, list[Row]] = {}
+    for row in rows:
+        by_temperature.setdefault(row.temperature, []).append(row)
+    packs = []
+    for alike in by_temperature.values():
+        places = shared_rows([row.prompt_ids + row.action_ids[:-1] for row in alike])
+        packs += [Pack.of([alike[place] for place in together]) for together in places]
+    return packs
+
+
 def collate(packs: Sequence[Pack], pad_id: int, device: str = "cpu") -> Batch:
     """Pad packs to one Batch."""
-    length, actions = max(map(length_of, packs)), max(length_of(pack) - len(pack[0].prompt_ids) for pack in packs)
+    trees = [pack.tree for pack in packs]
+    num_predictors = max(tree.num_asked for tree in trees)
 
-    def padded(values: Sequence[Sequence[float]], width: int, fill: float, dtype: torch.dtype) -> Tensor:
-        return torch.tensor([[fill] * (width - len(row)) + list(row) for row in values], dtype=dtype, device=device)
+    def padded(values: Iterable[Sequence[float]], fill: float, dtype: torch.dtype) -> Tensor:
+        rows = list(values)
+        width = max(map(len, rows))
+        return torch.tensor([[fill] * (width - len(row)) + list(row) for row in rows], dtype=dtype, device=device)
 
     def per_token(values: Callable[[Row], Sequence[float]], dtype: torch.dtype = torch.float32) -> Tensor:
-        return padded([[value for row in pack for value in values(row)] for pack in packs], actions, 0, dtype)
+        return padded(([value for row in pack.rows for value in values(row)] for pack in packs), 0, dtype)
 
-    prompts = [pack[0].prompt_ids for pack in packs]
-    # Which action of its pack a position belongs to, from 1; 0 is the prompt, -1 padding.
-    segments = [[0] * len(pack[0].prompt_ids) + segments_of(pack) for pack in packs]
-    starts = [[len(pack[0].prompt_ids) + t for row in pack for t in range(len(row.action_ids))] for pack in packs]
+    enter_BS = padded((tree.enter for tree in trees), -1, torch.long)
+    if all(len(pack.rows) == 1 for pack in packs):
+        attention = (enter_BS >= 0).long()
+    else:
+        attention = attention_of(enter_BS, padded((tree.leave for tree in trees), -1, torch.long))
     return Batch(
-        ids_BS=padded(
-            [[*pack[0].prompt_ids, *(i for row in pack for i in row.action_ids)] for pack in packs],
-            length,
-            pad_id,
-            torch.long,
-        ),
-        positions_BS=padded(
-            [[*range(len(p)), *s] for p, s in zip(prompts, starts, strict=True)], length, 0, torch.long
-        ),
-        attention=attention_of(padded(segments, length, -1, torch.long), single=all(len(pack) == 1 for pack in packs)),
-        predictors_BT=padded([predictors_of(pack, actions) for pack in packs], actions, 0, torch.long),
+        ids_BS=padded((tree.ids for tree in trees), pad_id, torch.long),
+        positions_BS=padded((tree.positions for tree in trees), 0, torch.long),
+        attention=attention,
+        num_predictors=num_predictors,
+        predictors_BT=padded((pack.predictors(num_predictors) for pack in packs), 0, torch.long),
+        labels_BT=per_token(lambda row: row.action_ids, torch.long),
         mask_BT=per_token(lambda row: [1] * len(row.action_ids), torch.bool),
         sampled_logprobs_BT=per_token(lambda row: row.logprobs or [0.0] * len(row.action_ids)),
         advantages_BT=per_token(lambda row: [row.advantage] * len(row.action_ids)),
-        temperatures_B=torch.tensor([pack[0].temperature for pack in packs], dtype=torch.float32, device=device),
+        temperatures_B=torch.tensor([pack.rows[0].temperature for pack in packs], dtype=torch.float32, device=device),
     )
-
-
-def segments_of(pack: Pack) -> list[int]:
-    """The number of the action, from 1, for each action token of a pack."""
-    return [number for number, row in enumerate(pack, 1) for _ in row.action_ids]
-
-
-def predictors_of(pack: Pack, num_actions: int) -> list[int]:
-    """For each action token of a pack, which of the batch's last T + 1 positions predicts it."""
-    prompt_end = num_actions - len(segments_of(pack))
-    found, start = [], prompt_end
-    for row in pack:
-        found += [prompt_end if place == 0 else start + place for place in range(len(row.action_ids))]
-        start += len(row.action_ids)
-    return found
-
-
-def attention_of(segments_BS: Tensor, single: bool) -> Tensor:
-    """Plain if each pack is one row; else additive: a position sees the prompt and its own action up to itself."""
-    if single:
-        return (segments_BS >= 0).long()
-    width = segments_BS.shape[1]
-    ones = torch.ones(width, width, dtype=torch.bool, device=segments_BS.device)
-    query_BS1, key_B1S = segments_BS[:, :, None], segments_BS[:, None, :]
-    allowed_BSS = ones.tril() & ((key_B1S == 0) | (key_B1S == query_BS1)) & (key_B1S >= 0)
-    allowed_BSS |= torch.eye(width, dtype=torch.bool, device=segments_BS.device)  # padding must see something
-    blocked = torch.finfo(torch.float32).min
-    return torch.zeros(allowed_BSS.shape, device=segments_BS.device).masked_fill(~allowed_BSS, blocked)[:, None]

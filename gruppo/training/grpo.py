@@ -38,6 +38,8 @@ class GRPOConfig(Config):
 
     steps: int = Field(40, ge=0)
     """Rollouts and, with `updates` 1, optimizer steps of each policy."""
+    families: list[str] = []
+    """Question families that tasks are taken from; empty: all."""
     tasks_per_step: int = Field(16, ge=1)
     """Groups per step."""
     attempts: int = Field(8, ge=2)

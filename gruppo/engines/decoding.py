@@ -1,0 +1,304 @@
+"""Decoding: from the prompts of one batch to sampled ids and their log-probabilities.
+
+What requests share is computed once: beginnings of prompts, prompts, and the ids sampled so far. Finished rows leave
+the batch. Legend: B requests, U branches, R rows of prompt trees, S nodes of a row, P prompt positions (left-padded),
+T sampled positions, K positions with logits, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.cache_utils import DynamicLayer
+
+from gruppo.prefix_tree import PrefixTree, attention_of, prefix_tree, shared_rows, takes_trees
+from gruppo.types import Request
+
+
+@dataclass(frozen=True)
+class Prompted:
+    """A request with its rendered prompt; `index` is its place in the call."""
+
+    index: int
+    request: Request
+    prompt: str
+    prompt_ids: tuple[int, ...]
+
+
+def decode(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Prompted], end_ids: Sequence[int]
+) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
+    """Sampled ids and their log-probs for each row.
+
+    Rows that have the same prompt and have sampled the same ids so far are one branch, computed once: attempts at one
+    task part only where their draws do.
+    """
+    device = next(model.parameters()).device
+    draw = _Draw.of(rows, device)
+    stops = _StopStrings(tokenizer, [row.request.sampling.stop for row in rows])
+    end = torch.tensor(end_ids, device=device)
+    num_steps = draw.uniforms_BT.shape[1]
+    ids_BT = torch.zeros(len(rows), num_steps, dtype=torch.long, device=device)
+    logprobs_BT = torch.zeros(len(rows), num_steps, device=device)
+    lengths_B = torch.zeros(len(rows), dtype=torch.long, device=device)
+    row_B = torch.arange(len(rows), device=device)  # the rows that go on
+
+    logits_UV, cache, mask_UL, position_U, branch_B = _prefill(model, rows, num_steps)
+    num_prompt = mask_UL.shape[1] - num_steps
+    for step in range(num_steps):
+        sampled_B, sampled_logprob_B = draw.step(logits_UV[branch_B], row_B, step)
+        ids_BT[row_B, step] = sampled_B
+        logprobs_BT[row_B, step] = sampled_logprob_B
+        lengths_B[row_B] += 1
+        finished_B = torch.isin(sampled_B, end) | (draw.max_tokens_B[row_B] <= step + 1)
+        finished_B |= stops.reached(ids_BT, row_B, step)
+        goes_on_B = ~finished_B
+        row_B, branch_B, sampled_B = row_B[goes_on_B], branch_B[goes_on_B], sampled_B[goes_on_B]
+        if not len(row_B):
+            break
+        next_branches = _Branches.after(branch_B, sampled_B, num_old=len(mask_UL))
+        branch_B = next_branches.branch_B
+        if next_branches.moved:
+            mask_UL, position_U = mask_UL[next_branches.parent_U], position_U[next_branches.parent_U]
+            cache.reorder_cache(next_branches.parent_U)
+        logits_UV = model(
+            input_ids=next_branches.id_U[:, None],
+            attention_mask=mask_UL[:, : num_prompt + step + 1],
+            position_ids=position_U[:, None] + step,
+            cache=cache,
+            use_cache=True,
+        ).logits[:, -1]
+    if logprobs_BT.isnan().any():
+        raise ValueError("the model computes NaN logits; its weights or its inputs are broken")
+    return [
+        (tuple(ids[:length]), tuple(logprobs[:length]))
+        for ids, logprobs, length in zip(ids_BT.tolist(), logprobs_BT.tolist(), lengths_B.tolist(), strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class _Branches:
+    """The branches of the next step: each one's parent among the old ones and its newest id; each row's branch."""
+
+    parent_U: Tensor
+    id_U: Tensor
+    branch_B: Tensor
+    moved: bool  # whether the key-values have to follow
+
+    @classmethod
+    def after(cls, branch_B: Tensor, sampled_B: Tensor, num_old: int) -> _Branches:
+        """What becomes of `num_old` branches when the rows that go on have sampled `sampled_B`."""
+        pairs_U, next_B = torch.unique(torch.stack((branch_B, sampled_B)), dim=1, return_inverse=True)
+        parent_U, id_U = pairs_U
+        num_alive = len(parent_U.unique())
+        if len(parent_U) > num_alive or num_alive <= (1 - _LEAVE_SHARE) * num_old:
+            return cls(parent_U, id_U, next_B, moved=True)
+        # No branch parted and few have ended: those stay in place, fed with an id whose logits nobody reads.
+        stay_U = torch.arange(num_old, device=branch_B.device)
+        return cls(stay_U, torch.zeros_like(stay_U).index_copy(0, parent_U, id_U), branch_B, moved=False)
+
+
+_LEAVE_SHARE = 0.25  # leaving copies the key-values of those who stay: worth it for a share of the batch, not for one
+
+
+def _prefill(
+    model: PreTrainedModel, requested: Sequence[Prompted], num_steps: int
+) -> tuple[Tensor, DynamicCache, Tensor, Tensor, Tensor]:
+    """One branch per distinct prompt: their first logits_UV, cache, mask_UL (L = P + T; 0 on padding) and first new
+    position_U; and each request's branch_B."""
+    device = next(model.parameters()).device
+    unique = {ids: place for place, ids in enumerate(dict.fromkeys(prompted.prompt_ids for prompted in requested))}
+    prompts, cache = list(unique), _new_cache(model)
+    shared = takes_trees(model) and all(isinstance(layer, _RoomyLayer) for layer in cache.layers)
+    trees, row_U, paths = _trees(prompts, shared)
+
+    def padded(values: Sequence[Sequence[int]], fill: int) -> Tensor:
+        width = max(map(len, values))
+        return torch.tensor([[fill] * (width - len(row)) + list(row) for row in values], device=device)
+
+    enter_RS = padded([tree.enter for tree in trees], -1)
+    leave_RS = padded([tree.leave for tree in trees], -1)
+    plain = len(trees) == len(prompts)
+    num_asked = max(tree.num_asked for tree in trees)
+    logits_RKV = model(
+        input_ids=padded([tree.ids for tree in trees], 0),
+        attention_mask=(enter_RS >= 0).long() if plain else attention_of(enter_RS, leave_RS).to(model.dtype),
+        position_ids=padded([tree.positions for tree in trees], 0),
+        cache=cache,
+        use_cache=True,
+        logits_to_keep=num_asked,
+    ).logits
+    width = enter_RS.shape[1]
+    at_row_U = torch.tensor(row_U, device=device)
+    # A tree is pushed to the right edge of its row; a branch's states are then taken from along its path.
+    path_UP = padded(
+        [[node + width - len(trees[row]) for node in path] for row, path in zip(row_U, paths, strict=True)], 0
+    )
+    lengths_U = torch.tensor([len(ids) for ids in prompts], device=device)
+    logits_UV = logits_RKV[at_row_U, path_UP[:, -1] - (width - num_asked)]
+    if not plain:
+        for layer in cache.layers:
+            layer.take(at_row_U, path_UP)
+    place_L = torch.arange(path_UP.shape[1] + num_steps, device=device)
+    mask_UL = (place_L >= path_UP.shape[1] - lengths_U[:, None]).long()
+    branch_B = torch.tensor([unique[prompted.prompt_ids] for prompted in requested], device=device)
+    return logits_UV, cache, mask_UL, lengths_U, branch_B
+
+
+def _trees(prompts: Sequence[tuple[int, ...]], shared: bool) -> tuple[list[PrefixTree], list[int], list[list[int]]]:
+    """The rows to compute, and for each prompt its row and its path there; in order, one each, if nothing is shared."""
+    places = shared_rows(prompts) if shared else []
+    if len(places) * max(map(len, prompts)) ** 2 > _MAX_MASK or len(places) in (0, len(prompts)):
+        places = [[place] for place in range(len(prompts))]
+    trees, row_of, path_of = [], [0] * len(prompts), [[0]] * len(prompts)
+    for row, together in enumerate(places):
+        own = [prompts[place] for place in together]
+        trees.append(prefix_tree(own, [len(ids) - 1 for ids in own]))
+        for place, path in zip(together, trees[-1].paths, strict=True):
+            row_of[place], path_of[place] = row, path
+    return trees, row_of, path_of
+
+
+_MAX_MASK = 2**24  # entries of a mask for trees; beyond it each prompt is computed alone, with the plain mask
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """How each row is drawn: its temperature, top_p and one uniform number per token, all fixed before the first."""
+
+    temperature_B: Tensor
+    top_p_B: Tensor
+    max_tokens_B: Tensor
+    uniforms_BT: Tensor
+    some_greedy: bool
+    some_top_p: bool
+
+    @classmethod
+    def of(cls, rows: Sequence[Prompted], device: torch.device) -> _Draw:
+        samplings = [row.request.sampling for row in rows]
+        num_steps = max(sampling.max_tokens for sampling in samplings)
+        uniforms = []
+        for row in rows:
+            random = Random(row.request.seed)
+            num_own = row.request.sampling.max_tokens
+            uniforms.append([random.random() for _ in range(num_own)] + [0.0] * (num_steps - num_own))
+        return cls(
+            temperature_B=torch.tensor([sampling.temperature for sampling in samplings], device=device),
+            top_p_B=torch.tensor([sampling.top_p for sampling in samplings], device=device),
+            max_tokens_B=torch.tensor([sampling.max_tokens for sampling in samplings], device=device),
+            uniforms_BT=torch.tensor(uniforms, dtype=torch.float64, device=device),
+            some_greedy=any(sampling.temperature == 0 for sampling in samplings),
+            some_top_p=any(sampling.top_p < 1 for sampling in samplings),
+        )
+
+    def step(self, logits_BV: Tensor, row_B: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """The ids drawn at `step` for the rows `row_B`, and their float32 log-probs."""
+        temperature_B1 = self.temperature_B[row_B, None]
+        if self.some_greedy:
+            greedy_B1 = temperature_B1 == 0
+            temperature_B1 = temperature_B1.masked_fill(greedy_B1, 1.0)
+        logprobs_BV = torch.log_softmax(logits_BV.float() / temperature_B1, dim=-1)
+        probs_BV = logprobs_BV.exp()
+        if self.some_top_p:
+            probs_BV = _truncate(probs_BV, self.top_p_B[row_B, None])
+        # Inverse of the cumulative distribution, in float64: float32 would round rare tokens away.
+        cumulative_BV = probs_BV.cumsum(-1, dtype=torch.float64)
+        target_B1 = self.uniforms_BT[row_B, step, None] * cumulative_BV[:, -1:]
+        ids_B1 = torch.searchsorted(cumulative_BV, target_B1, right=True).clamp(max=logits_BV.shape[1] - 1)
+        if self.some_greedy:
+            ids_B1 = torch.where(greedy_B1, logits_BV.argmax(-1, keepdim=True), ids_B1)
+        return ids_B1[:, 0], logprobs_BV.gather(1, ids_B1)[:, 0]
+
+
+def _truncate(probs_BV: Tensor, top_p_B1: Tensor) -> Tensor:
+    """Zero outside each row's smallest set of most likely tokens that holds top_p; rows with top_p 1 are untouched."""
+    sorted_BV, order_BV = probs_BV.sort(dim=-1, descending=True, stable=True)
+    outside_BV = (sorted_BV.cumsum(-1, dtype=torch.float64) - sorted_BV >= top_p_B1) & (top_p_B1 < 1)
+    return probs_BV.masked_fill(torch.zeros_like(outside_BV).scatter(1, order_BV, outside_BV), 0.0)
+
+
+def cut(text: str, stop: Sequence[str]) -> tuple[str, bool]:
+    """`text` up to the first stop string, and whether there was one."""
+    places = [at for string in stop if (at := text.find(string)) >= 0]
+    return (text[: min(places)], True) if places else (text, False)
+
+
+class _StopStrings:
+    """Tells which rows have just completed one of their stop strings. Costs nothing for rows that have none."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[Sequence[str]]) -> None:
+        self.tokenizer = tokenizer
+        self.stop = stop
+        self.some = any(stop)
+        # A token holds at least one byte, so a string of n bytes spans n tokens; one more may hide a leading space.
+        self.window = 1 + max((len(string.encode()) for strings in stop for string in strings), default=0)
+
+    def reached(self, ids_BT: Tensor, row_B: Tensor, step: int) -> Tensor:
+        """A bool per row of `row_B`, after the token at `step`."""
+        if not self.some:
+            return torch.zeros_like(row_B, dtype=torch.bool)
+        start = max(0, step + 1 - self.window)
+        recent = ids_BT[row_B, start : step + 1].tolist()
+        return torch.tensor(
+            [
+                bool(self.stop[row]) and cut(self.tokenizer.decode(ids), self.stop[row])[1]
+                for row, ids in zip(row_B.tolist(), recent, strict=True)
+            ],
+            device=row_B.device,
+        )
+
+
+# ---- cache -----------------------------------------------------------------------------------------------------------
+
+
+def _new_cache(model: PreTrainedModel) -> DynamicCache:
+    """The cache of the model's architecture, its plain attention layers with room to grow."""
+    cache = DynamicCache(config=model.config)
+    cache.layers = [_RoomyLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    return cache
+
+
+class _RoomyLayer(DynamicLayer):
+    """A DynamicLayer that writes new keys and values into spare room instead of copying all old ones at each token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.room: tuple[Tensor, Tensor] | None = None
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append [B, heads, new, head size] states; returns views of all states so far."""
+        if not self.is_initialized or key_states.shape[-2] > 1:
+            return super().update(key_states, value_states, *args, **kwargs)
+        used = self.get_seq_length()
+        if self.room is None or self.room[0].shape[-2] == used:
+            self.room = _with_room(self.keys), _with_room(self.values)
+        for room, states in zip(self.room, (key_states, value_states), strict=True):
+            room[:, :, used : used + 1] = states
+        self.keys, self.values = (room[:, :, : used + 1] for room in self.room)
+        return self.keys, self.values
+
+    def take(self, row_U: Tensor, place_UP: Tensor) -> None:
+        """Become the states at the places `place_UP` of the rows `row_U`."""
+        self.keys, self.values = (
+            states[row_U[:, None], :, place_UP].transpose(1, 2).contiguous() for states in (self.keys, self.values)
+        )
+        self.room = None
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Keep the rows `beam_idx`, repeated or left out as it says."""
+        super().reorder_cache(beam_idx)
+        self.room = None
+
+
+def _with_room(states: Tensor) -> Tensor:
+    """A copy with uninitialised room behind it, which no view shows before it is written."""
+    batch, heads, used, size = states.shape
+    room = states.new_empty(batch, heads, used + max(16, used // 4), size)
+    room[:, :, :used] = states
+    return room
