@@ -20,7 +20,7 @@ from gruppo.rewards.rules import score_group
 from gruppo.teams.base import Cast, Ended, Role, Team, seed_of
 from gruppo.types import Completion, Engine, Episode, Group, Outcome, Request, Reward, Task, Tool
 
-Key = tuple[int, int, int]  # (task, attempt, submission): the order of a batch
+Key = tuple[int, int, int]  # (group, attempt, submission): the order of a batch
 
 
 @dataclass(frozen=True)
@@ -137,34 +137,24 @@ class Rollout:
 
         Raises TeamError if every episode failed in the team's own program, RewardError for a broken reward function.
         """
-        groups = asyncio.run(self._play_all(tasks, attempts, seed, label))
+        return collect_side_by_side({label: self}, tasks, attempts, seed)[label]
+
+    def _score(self, groups: Sequence[Group]) -> None:
         episodes = [episode for group in groups for episode in group.episodes]
         if episodes and all(episode.outcome == Outcome.team_failed for episode in episodes):
             raise TeamError(f"the team failed in all {len(episodes)} episodes: {episodes[0].error}")
         for group in groups:
             score_group(self.rewards, group)
         check_scores(self.rewards, episodes)
-        return groups
 
-    async def _play_all(self, tasks: Sequence[Task], attempts: int, seed: int, label: str) -> list[Group]:
-        lockstep = Lockstep(self.engines)
-        ids = group_ids(tasks, label)
-        places = [(place, task, attempt) for place, task in enumerate(tasks) for attempt in range(attempts)]
-        episodes: list[Episode] = []
-        for start in range(0, len(places), self.config.max_concurrent):
-            wave = places[start : start + self.config.max_concurrent]
-            episodes += await asyncio.gather(*(self._play(lockstep, at, seed, ids[at[0]]) for at in wave))
-        cut = [episodes[start : start + attempts] for start in range(0, len(episodes), attempts)]
-        return [Group(id_, task, list(own)) for id_, task, own in zip(ids, tasks, cut, strict=True)]
-
-    async def _play(self, lockstep: Lockstep, at: tuple[int, Task, int], seed: int, group_id: str) -> Episode:
+    async def _play(self, lockstep: Lockstep, at: tuple[int, int], seed: int, group: Group) -> Episode:
         """One attempt, played again with the same seed while the infrastructure fails it."""
-        place, task, attempt = at
+        task, attempt = group.task, at[1]
         lockstep.enter()
         try:
             for retry in range(self.config.retries + 1):
-                episode = Episode(task.id, group_id, attempt, seed_of(seed, group_id, attempt), retries=retry)
-                await self._attempt(lockstep, (place, attempt), task, episode)
+                episode = Episode(task.id, group.id, attempt, seed_of(seed, group.id, attempt), retries=retry)
+                await self._attempt(lockstep, at, task, episode)
                 if not episode.outcome.is_infrastructure:
                     break
         finally:
@@ -201,6 +191,39 @@ class Rollout:
         except Exception as error:  # a team is foreign code: its failure is this episode's, not its siblings'
             episode.outcome, episode.error = Outcome.team_failed, f"{type(error).__name__}: {error}"
         episode.seconds = time.monotonic() - started
+
+
+def collect_side_by_side(
+    rollouts: Mapping[str, Rollout], tasks: Sequence[Task], attempts: int, seed: int
+) -> dict[str, list[Group]]:
+    """As `collect` for several rollouts by label, all in one lockstep: what they ask alike is computed once.
+
+    They share the engines and the limits of the first.
+    """
+    groups = asyncio.run(_play_all(rollouts, tasks, attempts, seed))
+    for label, rollout in rollouts.items():
+        rollout._score(groups[label])
+    return groups
+
+
+async def _play_all(
+    rollouts: Mapping[str, Rollout], tasks: Sequence[Task], attempts: int, seed: int
+) -> dict[str, list[Group]]:
+    first = next(iter(rollouts.values()))
+    lockstep = Lockstep(first.engines)
+    groups = [
+        (rollout, Group(id_, task, []))
+        for label, rollout in rollouts.items()
+        for id_, task in zip(group_ids(tasks, label), tasks, strict=True)
+    ]
+    places = [(number, attempt) for number in range(len(groups)) for attempt in range(attempts)]
+    for start in range(0, len(places), first.config.max_concurrent):
+        wave = places[start : start + first.config.max_concurrent]
+        playing = (groups[at[0]][0]._play(lockstep, at, seed, groups[at[0]][1]) for at in wave)
+        for at, episode in zip(wave, await asyncio.gather(*playing), strict=True):
+            groups[at[0]][1].episodes.append(episode)
+    found = [group for _, group in groups]
+    return {label: found[number * len(tasks) : (number + 1) * len(tasks)] for number, label in enumerate(rollouts)}
 
 
 def check_scores(names: Iterable[str], episodes: Sequence[Episode]) -> None:

@@ -78,24 +78,26 @@ class Stages:
     log: Log
 
     def evaluate(self, stage: str) -> None:
-        """Play the test split as the team now is, unless that is on disk; in between, in the first mode only."""
-        if not self.config.eval.stages:
+        """Play the test split as the team now is, in the modes that are not on disk; between the ends, in the first."""
+        modes = self.config.eval.modes if stage != "sft" else self.config.eval.modes[:1]
+        missing = [mode for mode in modes if f"eval-{stage}-{mode}" not in self.run.list_episodes()]
+        if not self.config.eval.stages or not missing:
             return
-        tasks, modes = self.tasks["test"], self.config.eval.modes
-        for mode in modes if stage == "final" else modes[:1]:
-            name = f"eval-{stage}-{mode}"
-            if name in self.run.list_episodes():
-                continue
-            groups = play(self.assembly, tasks, mode, self.config.eval.attempts, self.log, f"{STAGES[stage]}, {mode}")
-            self.run.write_episodes(name, groups)
+        for mode, groups in play(
+            self.assembly, self.tasks["test"], missing, self.config, self.log, STAGES[stage]
+        ).items():
+            self.run.write_episodes(f"eval-{stage}-{mode}", groups)
             self.log.say(f"{STAGES[stage]}, {mode}: {sentence(groups)}")
 
 
-def play(assembly: Assembly, tasks: TaskSet, mode: str, attempts: int, log: Log, title: str) -> list[Group]:
-    """Evaluate with a progress bar over episodes."""
-    with log.progress(title, len(tasks) * attempts) as progress:
+def play(
+    assembly: Assembly, tasks: TaskSet, modes: Sequence[str], config: RunConfig, log: Log, title: str
+) -> dict[str, list[Group]]:
+    """Evaluate with a progress bar over episodes; groups by mode."""
+    attempts = config.eval.attempts
+    with log.progress(f"{title}, {' and '.join(modes)}", len(tasks) * len(modes) * attempts) as progress:
         rollout = replace(assembly.rollout, on_episode=lambda episode: progress.advance(num_episodes=1))
-        return evaluate(rollout, tasks, mode, attempts)
+        return evaluate(rollout, tasks, modes, attempts)
 
 
 def sentence(groups: Sequence[Group]) -> str:
@@ -120,8 +122,8 @@ def parts_of(stages: Stages) -> Parts:
 
     def validate(step: int) -> dict[str, float]:
         held_out = stages.tasks["validation"]
-        groups = play(assembly, held_out, "greedy", config.eval.attempts, stages.log, f"validation at step {step}")
-        found = summarise(groups, family_of)
+        groups = play(assembly, held_out, ["greedy"], config, stages.log, f"validation at step {step}")
+        found = summarise(groups["greedy"], family_of)
         return {"eval/success": found["success"], "eval/n": found["n"]}
 
     return Parts(
@@ -146,9 +148,9 @@ def evaluate_run(path: Path, step: int | None, mode: str, log: Log) -> dict[str,
             raise ConfigError(f"{path}: the run has no checkpoint yet")
         assembly = assemble(config)
         tasks = make_tasks(config, "test")
-        before = play(assembly, tasks, mode, config.eval.attempts, log, "untrained")
+        before = play(assembly, tasks, [mode], config, log, "untrained")[mode]
         load_checkpoint(assembly.learner, checkpoint)
-        after = play(assembly, tasks, mode, config.eval.attempts, log, f"step {checkpoint.step}")
+        after = play(assembly, tasks, [mode], config, log, f"step {checkpoint.step}")[mode]
         assembly.close()
         found = {"before": summarise(before, family_of), "after": summarise(after, family_of)}
         return {"step": checkpoint.step, "mode": mode, **found, "comparison": compare(before, after)}

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from gruppo.config import suggest
 from gruppo.data.base import TaskSet
 from gruppo.errors import ConfigError
-from gruppo.rollout import Rollout
+from gruppo.rollout import Rollout, collect_side_by_side
 from gruppo.types import Group, Task
 
 MODES: Mapping[str, float] = {"greedy": 0.0, "sampled": 1.0}
 """Name -> temperature of the roles that a policy plays."""
 
 
-def evaluate(rollout: Rollout, tasks: TaskSet, mode: str, attempts: int = 1) -> list[Group]:
-    """One scored group per task. Draws depend on the task alone, so that evaluations can be compared task by task."""
-    if mode not in MODES:
-        raise ConfigError(f"mode {mode!r}: no such mode{suggest(mode, MODES)}")
-    return rollout.at_temperature(MODES[mode]).collect(tasks, attempts, seed=0, label=f"eval-{mode}")
+def evaluate(rollout: Rollout, tasks: TaskSet, modes: Sequence[str], attempts: int = 1) -> dict[str, list[Group]]:
+    """Mode -> one scored group per task. Draws depend on the task alone, so that evaluations compare task by task."""
+    for mode in modes:
+        if mode not in MODES:
+            raise ConfigError(f"mode {mode!r}: no such mode{suggest(mode, MODES)}")
+    rollouts = {f"eval-{mode}": rollout.at_temperature(MODES[mode]) for mode in modes}
+    return dict(zip(modes, collect_side_by_side(rollouts, tasks, attempts, seed=0).values(), strict=True))
 
 
 def family_of(task: Task) -> str:

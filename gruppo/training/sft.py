@@ -27,7 +27,7 @@ class SFTConfig(Config):
     """Question families the demonstrations are taken from; empty: all."""
     steps: int = Field(20, ge=0)
     """Optimizer steps of each policy; 0 skips the cold start."""
-    batch_size: int = Field(32, ge=1)
+    batch_size: int = Field(16, ge=1)
     """Turns per step."""
     learning_rate: float = Field(2e-3, gt=0)
     """Constant but for the warm-up."""
