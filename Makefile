@@ -10,9 +10,7 @@ OUT ?= runs/quickstart
 quickstart: $(VENV)/installed ## the main job: a team learns, the report proves it
 	$(BIN)/gruppo quickstart --seed $(SEED) --out $(OUT)
 
-test: $(VENV)/installed ## lint and the fast tests
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+test: lint ## lint, types and the fast tests
 	$(BIN)/python -m pytest
 
 test-all: $(VENV)/installed ## all tests, the slow ones too
@@ -21,8 +19,10 @@ test-all: $(VENV)/installed ## all tests, the slow ones too
 tiny-model: $(VENV)/installed ## make the embedded model anew (ten to thirty minutes)
 	$(BIN)/python scripts/make_tiny_model.py
 
-lint: $(VENV)/installed ## ruff alone
-	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+lint: $(VENV)/installed ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gruppo needs Python 3.11 or newer: make PYTHON=python3.12 ...")'

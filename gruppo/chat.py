@@ -48,9 +48,12 @@ def render(
         cut = _unused_mark(contents)
         messages = [{**m, "content": control.cut(m["content"], cut, markup=_is_foreign(m))} for m in messages]
     text = tokenizer.apply_chat_template(
-        list(messages), tools=list(tools) if tools else None, tokenize=False, add_generation_prompt=True
+        [dict(message) for message in messages],
+        tools=[dict(tool) for tool in tools] if tools else None,
+        tokenize=False,
+        add_generation_prompt=True,
     )
-    return _encode(tokenizer, text, cut)
+    return _encode(tokenizer, str(text), cut)
 
 
 def encode_action(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
@@ -64,7 +67,7 @@ def decode_action(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], end_id
     """The text of sampled ids without the end-of-turn token, which is one of `end_ids` (default: the tokenizer's)."""
     if ids and ids[-1] in (end_ids or end_of_turn_ids(tokenizer)):
         ids = ids[:-1]
-    return tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def end_of_turn_ids(
@@ -161,7 +164,7 @@ def _read_end_ids(tokenizer: PreTrainedTokenizerBase, special_ids: frozenset[int
     """The special token that the template writes behind an assistant's content, then eos."""
     probe = "0probe0"
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": probe}]
-    tail = tokenizer.apply_chat_template(messages, tokenize=False).rpartition(probe)[2]
+    tail = str(tokenizer.apply_chat_template(messages, tokenize=False)).rpartition(probe)[2]
     tail_ids = tokenizer.encode(tail, add_special_tokens=False, split_special_tokens=False)
     yield from [id_ for id_ in tail_ids if id_ in special_ids][:1]
     if tokenizer.eos_token_id is not None:

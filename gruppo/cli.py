@@ -113,11 +113,14 @@ def evaluate(
 
 
 @app.command()
-def report(run: RunPath) -> None:
-    """Write report.html and report.json anew from what the run has on disk."""
+def report(
+    run: RunPath,
+    against: Annotated[list[Path] | None, typer.Option(help="Another run of the same tasks; repeat for more.")] = None,
+) -> None:
+    """Write report.html and report.json anew from what the run has on disk, also in comparison with other runs."""
     from gruppo import stages
 
-    print_summary(stages.report_of(run), run)
+    print_summary(stages.report_of(run, against or []), run)
 
 
 @app.command(context_settings=OVERRIDES)

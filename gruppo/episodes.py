@@ -82,9 +82,9 @@ def _turn_row(episode: Episode, index: int, turn: Turn) -> dict[str, Any]:
 
 
 def _turn(row: Mapping[str, Any]) -> Turn:
+    plain: dict[str, Any] = {name: row[name] for name in _TURN} | {name: tuple(row[name]) for name in _TOKENS}
     return Turn(
-        **{name: row[name] for name in _TURN},
-        **{name: tuple(row[name]) for name in _TOKENS},
+        **plain,
         sampling=Sampling(row["temperature"], row["top_p"], row["max_tokens"], tuple(row["stop"])),
         stop_reason=StopReason(row["stop_reason"]),
         parsed=json.loads(row["parsed"]),

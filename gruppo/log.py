@@ -119,7 +119,7 @@ class Bar:
     def _pace(self) -> dict[str, Any]:
         seconds = max(self._log.clock() - self._started, 1e-9)
         steps = self._step - self._first
-        pace = {"step": self._step, "num_steps": self._total}
+        pace: dict[str, Any] = {"step": self._step, "num_steps": self._total}
         pace["seconds_left"] = seconds / steps * max(self._total - self._step, 0)
         return pace | ({"episodes_per_second": self._episodes / seconds} if self._episodes else {})
 

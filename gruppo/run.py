@@ -239,8 +239,10 @@ def make_tools(config: RunConfig) -> dict[str, Tool]:
     tools: dict[str, Tool] = {}
     for name in config.tools.names:
         if name == "python":
-            limits = {"seconds": config.tools.python_seconds, "memory_mb": config.tools.python_memory_mb}
-            tool: Tool = PythonTool(**limits, allow_network=config.tools.allow_network)
+            own = config.tools
+            tool: Tool = PythonTool(
+                seconds=own.python_seconds, memory_mb=own.python_memory_mb, allow_network=own.allow_network
+            )
         elif name == "wikipedia":
             tool = WikipediaTool(make_index(config), k=config.tools.passages)
         elif ":" in name:

@@ -13,10 +13,11 @@ from typing import Any
 
 from gruppo.config import dump, load
 from gruppo.data.base import TaskSet
-from gruppo.errors import ConfigError
+from gruppo.errors import ConfigError, boundary
 from gruppo.evaluation.evaluate import evaluate, family_of
 from gruppo.evaluation.metrics import compare, rollout_metrics, solved, summarise
 from gruppo.evaluation.report import Example, ReportData, Stage, write_report
+from gruppo.evaluation.wording import points
 from gruppo.log import Log
 from gruppo.run import Assembly, RunConfig, assemble, choose_demonstrations, demonstrate, make_tasks, of_families
 from gruppo.store import Run
@@ -161,14 +162,17 @@ def config_of(out: Path) -> Path:
     return Run.open(out).path / "config.toml"
 
 
-def report_of(path: Path) -> dict[str, Any]:
+def report_of(path: Path, against: Sequence[Path]) -> dict[str, Any]:
     """`gruppo report`: as `report`, for a finished run."""
     with Run.resume(path) as run:
-        return report(run)
+        return report(run, against)
 
 
-def report(run: Run) -> dict[str, Any]:
-    """Write report.html and report.json from what the run has on disk; returns the latter."""
+def report(run: Run, against: Sequence[Path] = ()) -> dict[str, Any]:
+    """Write report.html and report.json from what the run has on disk; returns the latter.
+
+    `against` are other runs of the same tasks; the summary then says how their trained teams did, task by task.
+    """
     config = load(RunConfig, [run.path / "config.toml"])
     evaluations = {name: run.read_episodes(name) for name in run.list_episodes() if name.startswith("eval-")}
     summaries = {name.removeprefix("eval-"): summarise(groups, family_of) for name, groups in evaluations.items()}
@@ -177,6 +181,9 @@ def report(run: Run) -> dict[str, Any]:
     if {"eval-base-greedy", "eval-final-greedy"} <= evaluations.keys():
         comparison = compare(evaluations["eval-base-greedy"], evaluations["eval-final-greedy"])
     summary = summarise_run(run, config, summaries, comparison, metrics)
+    for other in against:
+        set_against(summary, other, evaluations)
+    run.write_json("report.json", summary)
     stages = [
         Stage(title, summaries[f"{name}-greedy"], summaries.get(f"{name}-sampled"))
         for name, title in STAGES.items()
@@ -199,7 +206,7 @@ def report(run: Run) -> dict[str, Any]:
 def summarise_run(
     run: Run, config: RunConfig, summaries: Mapping[str, Any], comparison: Any, metrics: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """The content of report.json, written."""
+    """The content of report.json."""
     facts = run.read_json("facts.json")
     rates = {
         short: summaries[f"{stage}-greedy"]["success"]
@@ -226,8 +233,28 @@ def summarise_run(
         if f"{stage}-greedy" in summaries
     }
     summary["notes"] = notes(config, facts)
-    run.write_json("report.json", summary)
     return summary
+
+
+def set_against(summary: dict[str, Any], other: Path, evaluations: Mapping[str, list[Group]]) -> None:
+    """Add to a summary how another run's trained team does on the same tasks. Raises ConfigError if it has others."""
+    with Run.open(other) as theirs:
+        for mode in ("greedy", "sampled"):
+            name = f"eval-final-{mode}"
+            if name not in evaluations or name not in theirs.list_episodes():
+                continue
+            with boundary(ConfigError, f"--against {other}"):
+                found = compare(theirs.read_episodes(name), evaluations[name])
+            (low, high), rate = found["gain_ci95"], summarise(theirs.read_episodes(name), family_of)["success"]
+            summary.setdefault("against", {}).setdefault(str(other), {})[mode] = {"success": rate, **found}
+            verdict = "lower than here" if low > 0 else "higher than here" if high < 0 else "no measurable difference"
+            summary["notes"].append(
+                f"In comparison, {other.name} ({mode}) reaches {rate:.1%}: {verdict}. This run is ahead by "
+                f"{points(found['gain'])} points (95% interval {points(low)} to {points(high)}, paired over "
+                f"{found['n']} tasks)."
+            )
+    if str(other) not in summary.get("against", {}):
+        raise ConfigError(f"--against {other}: no evaluation of a trained team that this run has too")
 
 
 def notes(config: RunConfig, facts: Mapping[str, Any]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,7 +23,7 @@ from gruppo.errors import CheckpointError, ConfigError, UserError
 from gruppo.evaluation.metrics import rollout_metrics
 from gruppo.log import Log
 from gruppo.run import Assembly, RunConfig, assemble, make_tasks
-from gruppo.stages import train
+from gruppo.stages import report_of, train
 from gruppo.store import Run
 from gruppo.training.grpo import GRPOConfig, Parts, accumulate, begin, check, grpo, update
 from gruppo.types import Episode, Group, Reward, Task
@@ -381,3 +382,13 @@ def test_a_small_run_from_beginning_to_end_and_resumed_after_its_end(tmp_path: P
     assert (run.read_metrics(), run.list_checkpoints()) == (metrics, checkpoints)
     assert {path: path.read_bytes() for path in files} == files
     assert {path: path.stat().st_mtime_ns for path in (out / "episodes").iterdir()} == played
+
+    other = Path(shutil.copytree(out, tmp_path / "other"))
+    found = report_of(out, [other])
+    assert (found["against"][str(other)]["greedy"]["gain"], found["after"]) == (0, summary["after"])
+    assert any("other (greedy) reaches" in note and "no measurable difference" in note for note in found["notes"])
+    assert "no measurable difference" in (out / "report.html").read_text()
+    for file in (other / "episodes").glob("eval-final-greedy*"):
+        file.unlink()
+    with pytest.raises(ConfigError, match="other: no evaluation of a trained team"):
+        report_of(out, [other])

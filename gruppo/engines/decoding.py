@@ -66,7 +66,8 @@ def decode(
         branch_B = next_branches.branch_B
         if next_branches.moved:
             mask_UL, position_U = mask_UL[next_branches.parent_U], position_U[next_branches.parent_U]
-            cache.reorder_cache(next_branches.parent_U)
+            for layer in cache.layers:
+                layer.reorder_cache(next_branches.parent_U)  # type: ignore[arg-type]  # any integer tensor will do
         logits_UV = model(
             input_ids=next_branches.id_U[:, None],
             attention_mask=mask_UL[:, : num_prompt + step + 1],
@@ -115,7 +116,8 @@ def _prefill(
     device = next(model.parameters()).device
     unique = {ids: place for place, ids in enumerate(dict.fromkeys(prompted.prompt_ids for prompted in requested))}
     prompts, cache = list(unique), _new_cache(model)
-    shared = takes_trees(model) and all(isinstance(layer, _RoomyLayer) for layer in cache.layers)
+    roomy = [layer for layer in cache.layers if isinstance(layer, _RoomyLayer)]
+    shared = takes_trees(model) and len(roomy) == len(cache.layers)
     trees, row_U, paths = _trees(prompts, shared)
 
     def padded(values: Sequence[Sequence[int]], fill: int) -> Tensor:
@@ -143,7 +145,7 @@ def _prefill(
     lengths_U = torch.tensor([len(ids) for ids in prompts], device=device)
     logits_UV = logits_RKV[at_row_U, path_UP[:, -1] - (width - num_asked)]
     if not plain:
-        for layer in cache.layers:
+        for layer in roomy:
             layer.take(at_row_U, path_UP)
     place_L = torch.arange(path_UP.shape[1] + num_steps, device=device)
     mask_UL = (place_L >= path_UP.shape[1] - lengths_U[:, None]).long()
@@ -247,7 +249,7 @@ class _StopStrings:
         recent = ids_BT[row_B, start : step + 1].tolist()
         return torch.tensor(
             [
-                bool(self.stop[row]) and cut(self.tokenizer.decode(ids), self.stop[row])[1]
+                bool(self.stop[row]) and cut(str(self.tokenizer.decode(ids)), self.stop[row])[1]
                 for row, ids in zip(row_B.tolist(), recent, strict=True)
             ],
             device=row_B.device,
@@ -273,7 +275,7 @@ class _RoomyLayer(DynamicLayer):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append [B, heads, new, head size] states; returns views of all states so far."""
-        if not self.is_initialized or key_states.shape[-2] > 1:
+        if self.keys is None or self.values is None or key_states.shape[-2] > 1:
             return super().update(key_states, value_states, *args, **kwargs)
         used = self.get_seq_length()
         if self.room is None or self.room[0].shape[-2] == used:
@@ -285,12 +287,13 @@ class _RoomyLayer(DynamicLayer):
 
     def take(self, row_U: Tensor, place_UP: Tensor) -> None:
         """Become the states at the places `place_UP` of the rows `row_U`."""
+        assert self.keys is not None and self.values is not None, "taken from after the first forward"
         self.keys, self.values = (
             states[row_U[:, None], :, place_UP].transpose(1, 2).contiguous() for states in (self.keys, self.values)
         )
         self.room = None
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
+    def reorder_cache(self, beam_idx: Any) -> None:
         """Keep the rows `beam_idx`, repeated or left out as it says."""
         super().reorder_cache(beam_idx)
         self.room = None

@@ -10,7 +10,7 @@ import html
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeGuard
 
 _HEIGHT = 150  # px, of a line chart's plotting area
 _LANE, _ROW_GAP = 12, 14  # px: between the intervals of one row, and between rows
@@ -136,7 +136,7 @@ def divided_bar(parts: Sequence[tuple[str, int, str]]) -> str:
     return f'<div class="bar" aria-hidden="true">{bar}</div><p class="legend">{key}</p>'
 
 
-def finite(value: float | None) -> bool:
+def finite(value: float | None) -> TypeGuard[float]:
     """True for a number that can be drawn."""
     return value is not None and math.isfinite(value)
 

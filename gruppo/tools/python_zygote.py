@@ -101,7 +101,7 @@ def seccomp_program(processes: int, network: bool) -> bytes:
 
 def install_seccomp(program: bytes) -> None:
     program = program.replace(struct.pack("I", SELF), struct.pack("I", os.getpid()))
-    header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.cast(program, ctypes.c_void_p).value)
+    header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.cast(ctypes.c_char_p(program), ctypes.c_void_p).value)
     check(PRCTL(PR_SET_SECCOMP, 2, header, 0, 0), "seccomp")
 
 
@@ -225,8 +225,8 @@ def kill_tree(child: int) -> int:
     status = 0
     while True:
         with open(f"/proc/self/task/{os.getpid()}/children") as children:
-            for process in children.read().split():
-                os.kill(int(process), signal.SIGKILL)
+            for pid in children.read().split():
+                os.kill(int(pid), signal.SIGKILL)
         try:
             process, ended = os.waitpid(-1, 0)
         except ChildProcessError:
@@ -327,7 +327,7 @@ def main() -> None:
     for name in WARM:
         importlib.import_module(name)
     exec(compile("", "<code>", "exec"), {})  # the first compilation in a process costs 2 ms more
-    sys.stdout.reconfigure(errors="backslashreplace")
+    sys.stdout = open(1, "w", errors="backslashreplace", closefd=False)
     gc.collect()
     gc.freeze()  # a collection in a child does not copy our pages
     known = platform.machine() in MACHINES

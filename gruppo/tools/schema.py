@@ -115,7 +115,14 @@ def fits(value: Any, schema: Mapping[str, Any]) -> bool:
         return any(value == option and type(value) is type(option) for option in schema["enum"])
     if "anyOf" in schema:
         return any(fits(value, option) for option in schema["anyOf"])
-    kinds = {"string": str, "integer": int, "number": (int, float), "array": list, "object": dict, "null": type(None)}
+    kinds: dict[str, Any] = {
+        "string": str,
+        "integer": int,
+        "number": (int, float),
+        "array": list,
+        "object": dict,
+        "null": type(None),
+    }
     kind = schema.get("type")
     if kind is None:
         return True

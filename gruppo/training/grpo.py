@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -181,11 +181,12 @@ def update(
     else:
         batches = [microbatches(rows, config.microbatch_tokens, learner.can_share) for rows in shares]
     old = [[None if on_policy else old_logprobs(learner, policy, part) for part in parts] for parts in batches]
-    metrics: Counter[str] = Counter()
+    metrics: dict[str, float] = defaultdict(float)
     num_tokens = [sum(len(row.action_ids) for row in rows) for rows in shares]
     for parts, olds, count in zip(batches, old, num_tokens, strict=True):
         for part, old_BT in zip(parts, olds, strict=True):
-            metrics.update(accumulate(learner, policy, part, old_BT, algorithm, count))
+            for name, value in accumulate(learner, policy, part, old_BT, algorithm, count).items():
+                metrics[name] += value
         if parts:
             norm = learner.step(policy, scale, config.max_grad_norm)
             metrics["grad_norm"] += norm / len(batches)

@@ -149,7 +149,7 @@ class Learner:
             base = module.get_base_layer().weight
             torch.add(base, 0 if policy is None else module.get_delta_weight(policy), out=weight)
 
-    def _pair_with_sampler(self) -> list[tuple[Tensor, LoraLayer]]:
+    def _pair_with_sampler(self) -> list[tuple[Tensor, Any]]:
         """Each adapted layer with the sampler's weight that its update is merged into."""
         if self._sampler is None:
             return []
@@ -346,7 +346,7 @@ def load_base(config: ModelConfig) -> tuple[PreTrainedTokenizerBase, Any]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local)
         dtype = DTYPES[config.dtype]
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, local_files_only=local)
+        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, local_files_only=local)
     except OSError as error:
         hint = "use 'tiny', a model folder, or model.allow_download = true for a hub id"
         raise ConfigError(f"model.base = {config.base!r}: no such folder, nor cached: {hint}") from error
