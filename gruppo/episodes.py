@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gruppo.types import Episode, Group, Outcome, Sampling, Score, StopReason, Task, ToolEvent, ToolResult, Turn
+from gruppo.types import Credit, Episode, Group, Outcome, Sampling, Score, StopReason, Task, ToolEvent, ToolResult, Turn
 
 _TASK = ("question", "chain", "result", "source")
 _EPISODE = ("group_id", "task_id", "attempt", "answer", "error", "reward", "seed", "retries", "seconds")
@@ -29,12 +29,13 @@ _TURNS_SCHEMA = pa.schema(
     | {"role": _TEXT, "policy": _TEXT, "version": _WHOLE, "stop_reason": _TEXT, "seconds": _REAL}
     | {"temperature": _REAL, "top_p": _REAL, "max_tokens": _WHOLE, "stop": pa.list_(_TEXT)}
     | {"prompt": _TEXT, "text": _TEXT, "parsed": _TEXT, "error": _TEXT}
+    | {"reward": _REAL, "shaped": _REAL, "return": _REAL, "advantage": _REAL}
     | {"prompt_ids": _IDS, "action_ids": _IDS, "action_logprobs": pa.list_(_REAL)}  # float64: exact
 )
 _EPISODES_SCHEMA = pa.schema(
     {"group_id": _TEXT, "task_id": _TEXT, "attempt": _WHOLE, "seed": _WHOLE}
     | {"question": _TEXT, "chain": _TEXT, "result": _TEXT, "source": _TEXT, "extra_info": _TEXT}
-    | {"answer": _TEXT, "outcome": _TEXT, "error": _TEXT, "reward": _REAL, "rewards": _TEXT, "scores": _TEXT}
+    | {"answer": _TEXT, "outcome": _TEXT, "error": _TEXT, "reward": _REAL, "scores": _TEXT}
     | {"retries": _WHOLE, "seconds": _REAL, "num_turns": _WHOLE, "events": _TEXT}
 )
 
@@ -78,7 +79,10 @@ def from_parquet(turns: Path, episodes: Path) -> list[Group]:
 
 def _turn_row(episode: Episode, index: int, turn: Turn) -> dict[str, Any]:
     where = {"group_id": episode.group_id, "task_id": episode.task_id, "attempt": episode.attempt, "turn": index}
-    return where | vars(turn) | vars(turn.sampling) | {"parsed": to_json(turn.parsed)}
+    given = episode.credits[index] if episode.credits else Credit()
+    paid = {"shaped": given.shaped, "return": given.return_, "advantage": given.advantage}
+    paid["reward"] = episode.turn_rewards[index] if episode.turn_rewards else None
+    return where | paid | vars(turn) | vars(turn.sampling) | {"parsed": to_json(turn.parsed)}
 
 
 def _turn(row: Mapping[str, Any]) -> Turn:
@@ -96,7 +100,7 @@ def _episode_row(task: Task, episode: Episode) -> dict[str, Any]:
     events = [
         vars(event) | {"arguments": dict(event.arguments), "result": vars(event.result)} for event in episode.events
     ]
-    structured = {"scores": scores, "rewards": episode.rewards, "events": events, "extra_info": dict(task.extra_info)}
+    structured = {"scores": scores, "events": events, "extra_info": dict(task.extra_info)}
     texts = {name: to_json(value) for name, value in structured.items()}
     return vars(task) | vars(episode) | texts | {"num_turns": len(episode.turns)}
 
@@ -110,8 +114,18 @@ def _episode(row: Mapping[str, Any], turn_rows: Sequence[Mapping[str, Any]]) -> 
         ],
         outcome=Outcome(row["outcome"]),
         scores={name: Score(value, reason) for name, (value, reason) in json.loads(row["scores"]).items()},
-        rewards=json.loads(row["rewards"]),
+        **_paid(turn_rows),
     )
+
+
+def _paid(turn_rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Turn rewards and credits, empty where none were given."""
+    rewards = [row["reward"] for row in turn_rows]
+    credits = [Credit(row["shaped"], row["return"], row["advantage"]) for row in turn_rows]
+    return {
+        "turn_rewards": rewards if any(reward is not None for reward in rewards) else [],
+        "credits": credits if any(credit != Credit() for credit in credits) else [],
+    }
 
 
 def _task(row: Mapping[str, Any]) -> Task:

@@ -10,15 +10,16 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from pydantic import Field
 
 from gruppo.config import Config
 from gruppo.errors import EngineError, GruppoError, RewardError, TeamError, ToolError, UserError, boundary
 from gruppo.rewards.rules import score_group
+from gruppo.rewards.turns import score_turns
 from gruppo.teams.base import Cast, Ended, Role, Team, seed_of
-from gruppo.types import Completion, Engine, Episode, Group, Outcome, Request, Reward, Task, Tool
+from gruppo.types import Completion, Engine, Episode, Group, Outcome, Request, Reward, Task, Tool, TurnReward
 
 Key = tuple[int, int, int]  # (group, attempt, submission): the order of a batch
 
@@ -122,6 +123,7 @@ class Rollout:
     tools: Mapping[str, Tool]
     rewards: Mapping[str, tuple[Reward, float]]
     config: RolloutConfig
+    turn_rewards: Mapping[str, tuple[TurnReward, float]] = field(default_factory=dict)
     on_episode: Callable[[Episode], None] = lambda episode: None
 
     def at_temperature(self, temperature: float) -> Rollout:
@@ -145,6 +147,7 @@ class Rollout:
             raise TeamError(f"the team failed in all {len(episodes)} episodes: {episodes[0].error}")
         for group in groups:
             score_group(self.rewards, group)
+            score_turns(self.turn_rewards, group)
         check_scores(self.rewards, episodes)
 
     async def _play(self, lockstep: Lockstep, at: tuple[int, int], seed: int, group: Group) -> Episode:

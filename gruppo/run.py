@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from gruppo.algorithms import AlgorithmConfig
+from gruppo.algorithms import AlgorithmConfig, CreditConfig
 from gruppo.algorithms.batching import Row, row_of
 from gruppo.chat import encode_action, render
 from gruppo.config import Config, load_object, suggest
@@ -26,6 +26,7 @@ from gruppo.engines.scripted import ScriptedEngine
 from gruppo.errors import ConfigError, DataError, boundary
 from gruppo.rewards import REWARDS
 from gruppo.rewards.rules import exact
+from gruppo.rewards.turns import TURN_REWARDS
 from gruppo.rollout import Rollout, RolloutConfig
 from gruppo.teams import TEAMS
 from gruppo.teams.base import Prompt, Role, Team
@@ -37,7 +38,7 @@ from gruppo.tools.wikipedia import WikipediaTool
 from gruppo.training.grpo import GRPOConfig
 from gruppo.training.learner import Learner, ModelConfig, PolicyConfig
 from gruppo.training.sft import SFTConfig
-from gruppo.types import Engine, Reward, Sampling, Tool
+from gruppo.types import Engine, Reward, Sampling, Tool, TurnReward
 
 
 class TasksConfig(Config):
@@ -143,6 +144,7 @@ class RunConfig(Config):
     """Reward function -> weight: "exact", or your own: "file.py:name". Empty: exact."""
     rollout: RolloutConfig = RolloutConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
+    credit: CreditConfig = CreditConfig()
     sft: SFTConfig = SFTConfig()
     train: GRPOConfig = GRPOConfig()
     eval: EvalConfig = EvalConfig()
@@ -176,7 +178,8 @@ def assemble(config: RunConfig) -> Assembly:
     learner = Learner(config.model, config.policies, config.seed)
     engines: dict[str, Engine] = {name: OpenAIEngine(engine) for name, engine in config.engines.items()}
     engines["local"] = LocalEngine(learner.model, learner.tokenizer, activate=learner.sampling, version=learner.version)
-    rollout = Rollout(team, roles, engines, tools, rewards, config.rollout)
+    of_turns = {name: (find_turn_reward(name), weight) for name, weight in config.credit.turn_rewards.items()}
+    rollout = Rollout(team, roles, engines, tools, rewards, config.rollout, of_turns)
     isolation = "; ".join(tool.isolation for tool in tools.values() if isinstance(tool, PythonTool))
     return Assembly(learner, rollout, isolation)
 
@@ -202,6 +205,17 @@ def find_reward(name: str) -> Reward:
         return REWARDS[name]
     if ":" not in name:
         raise ConfigError(f"rewards.{name}: no such reward{suggest(name, REWARDS)}; your own is 'file.py:name'")
+    return load_object(name)
+
+
+def find_turn_reward(name: str) -> TurnReward:
+    """A built-in reward function for turns, or the user's."""
+    if name in TURN_REWARDS:
+        return TURN_REWARDS[name]
+    if ":" not in name:
+        raise ConfigError(
+            f"credit.turn_rewards.{name}: no such reward{suggest(name, TURN_REWARDS)}; your own is 'file.py:name'"
+        )
     return load_object(name)
 
 

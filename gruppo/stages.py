@@ -133,6 +133,7 @@ def parts_of(stages: Stages) -> Parts:
         rollout=assembly.rollout,
         tasks=stages.tasks["train"],
         algorithm=config.algorithm,
+        credit=config.credit,
         seed=config.seed,
         log=stages.log,
         measure=rollout_metrics,

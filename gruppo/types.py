@@ -162,6 +162,19 @@ class Score:
     reason: str = ""
 
 
+@dataclass(frozen=True)
+class Credit:
+    """What a turn is paid: its role's reward after shaping, the return it is judged by, and its advantage.
+
+    The raw rewards are the episode's `reward` and `turn_rewards`. None: there is none; a turn without an advantage is
+    not trained on.
+    """
+
+    shaped: float | None = None
+    return_: float | None = None
+    advantage: float | None = None
+
+
 @dataclass
 class Episode:
     """One attempt at one task. Filled by the rollout, read by everything after it."""
@@ -177,13 +190,18 @@ class Episode:
     error: str = ""
     scores: dict[str, Score] = field(default_factory=dict)
     reward: float | None = None  # the team's; None: unscorable, left out of the baseline
-    rewards: dict[str, float | None] = field(default_factory=dict)  # per role; the team's where absent
+    turn_rewards: list[float | None] = field(default_factory=list)  # raw, per turn; empty: none are given
+    credits: list[Credit] = field(default_factory=list)  # per turn, once the groups have been compared
     retries: int = 0
     seconds: float = 0.0
 
-    def reward_of(self, role: str) -> float | None:
-        """The reward that `role` is trained on; None if the episode can't be scored."""
-        return self.rewards.get(role, self.reward)
+    @property
+    def num_tokens(self) -> dict[str, int]:
+        """Sampled tokens per role."""
+        counts: dict[str, int] = {}
+        for turn in self.turns:
+            counts[turn.role] = counts.get(turn.role, 0) + len(turn.action_ids)
+        return counts
 
 
 @dataclass
@@ -213,6 +231,9 @@ class Tool(Protocol):
 
     async def call(self, arguments: Mapping[str, Any]) -> ToolResult: ...
 
+
+TurnReward = Callable[[Task, Episode], Sequence[float | None]]
+"""A reward for turns: a task and one episode in, one finite number per turn out (None: this turn has none)."""
 
 Reward = Callable[[Task, Sequence[Episode]], Sequence[float | None]]
 """A reward function: a task and its group's episodes in, one finite number per episode out (None: can't be scored)."""

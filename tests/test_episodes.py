@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gruppo.errors import StoreError
 from gruppo.store import Run
-from gruppo.types import Episode, Group, Outcome, Sampling, Score, StopReason, Task, ToolEvent, ToolResult, Turn
+from gruppo.types import Credit, Episode, Group, Outcome, Sampling, Score, StopReason, Task, ToolEvent, ToolResult, Turn
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,10 @@ def groups(draw: st.DrawFn) -> Group:
         episode.error = draw(text)
         episode.scores = draw(st.dictionaries(text, st.builds(Score, st.none() | real, text), max_size=2))
         episode.reward = draw(st.none() | real)
-        episode.rewards = draw(st.dictionaries(text, st.none() | real, max_size=2))
+        if episode.turns and draw(st.booleans()):
+            count = len(episode.turns)
+            episode.turn_rewards = draw(st.lists(real, min_size=count, max_size=count))
+            episode.credits = [Credit(draw(real), draw(st.none() | real), draw(st.none() | real)) for _ in range(count)]
         episode.retries, episode.seconds = draw(whole), draw(real)
         group.episodes.append(episode)
     return group

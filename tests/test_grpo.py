@@ -15,9 +15,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from gruppo.algorithms import ADVANTAGES, AlgorithmConfig
-from gruppo.algorithms.advantages import role_advantages
+from gruppo.algorithms import AlgorithmConfig
 from gruppo.algorithms.batching import Row, merge, microbatches, rows_of
+from gruppo.algorithms.credit import Terms, assign
 from gruppo.config import dump, load
 from gruppo.errors import CheckpointError, ConfigError, UserError
 from gruppo.evaluation.metrics import rollout_metrics
@@ -25,7 +25,8 @@ from gruppo.log import Log
 from gruppo.run import Assembly, RunConfig, assemble, make_tasks
 from gruppo.stages import report_of, train
 from gruppo.store import Run
-from gruppo.training.grpo import GRPOConfig, Parts, accumulate, begin, check, grpo, update
+from gruppo.training.grpo import Parts, begin, check, grpo
+from gruppo.training.update import Coefficients, Step, accumulate, update, weighted
 from gruppo.types import Episode, Group, Reward, Task
 
 # The verifier is cut off before it can say "stop", so every episode has as many plans as steps.
@@ -96,6 +97,7 @@ def parts_of(config: RunConfig, out: Path, reward: Reward = noise, resume: bool 
             rollout=rollout,
             tasks=make_tasks(config, "train"),
             algorithm=config.algorithm,
+            credit=config.credit,
             seed=config.seed,
             log=quiet(),
             measure=rollout_metrics,
@@ -160,6 +162,7 @@ def test_two_steps_train_both_roles_and_leave_everything_on_disk(tmp_path: Path)
         "versions": parts.learner.versions,
         "base": parts.learner.base_fingerprint,
         "tasks": parts.tasks.fingerprint,
+        "coefficients": {policy: {"kl": 0.0, "entropy": 0.0} for policy in ("planner", "executor", "spare")},
     }
 
 
@@ -174,7 +177,7 @@ def test_an_executor_that_acted_is_trained_by_its_own_rows(tmp_path: Path) -> No
         assert len(rows["planner"]) == len(rows["executor"]) == 8
         begin(parts)
         before = fingerprints(parts)
-        found = update(parts.learner, "executor", [rows["executor"]], parts.algorithm, GRPOConfig(), 1.0)
+        found = update(parts.learner, "executor", [rows["executor"]], how(parts))
         assert found["rows/executor"] == 8 and found["grad_norm/executor"] > 0
         after = fingerprints(parts)
         assert {policy for policy in before if before[policy] != after[policy]} == {"executor"}
@@ -269,16 +272,22 @@ def sampled_groups(parts: Parts) -> list[Group]:
 
 
 def rows_for(parts: Parts, groups: Sequence[Group], policy: str) -> list[Row]:
-    advantages = {role: role_advantages(groups, role, ADVANTAGES["grpo"]) for role in ("planner", "executor")}
-    return rows_of(groups, policy, advantages)
+    algorithm = parts.algorithm
+    assign(groups, ["planner", "executor"], parts.credit, algorithm.advantage, algorithm.settings, Terms())
+    return weighted(rows_of(groups, policy), algorithm)
 
 
-def gradient(parts: Parts, rows: Sequence[Row], max_tokens: int, num_tokens: int) -> tuple[torch.Tensor, float]:
+def how(parts: Parts, algorithm: AlgorithmConfig | None = None, tokens: int = 16384) -> Step:
+    algorithm = algorithm or parts.algorithm
+    return Step(algorithm, Coefficients(algorithm.kl_coefficient, algorithm.entropy_coefficient), 1.0, 1.0, tokens)
+
+
+def gradient(parts: Parts, rows: Sequence[Row], max_tokens: int) -> tuple[torch.Tensor, float]:
     """The gradient and loss of one step over `rows`, split by `max_tokens`; takes no step."""
     learner = parts.learner
     loss = 0.0
     for part in microbatches(rows, max_tokens):
-        loss += accumulate(learner, "planner", part, None, parts.algorithm, num_tokens)["loss"]
+        loss += accumulate(learner, "planner", part, how(parts))["loss"]
     parameters = learner.parameters("planner").values()
     found = torch.cat([parameter.grad.flatten() for parameter in parameters if parameter.grad is not None])
     for parameter in parameters:
@@ -290,32 +299,31 @@ def test_gradient_and_loss_are_the_same_however_the_step_is_split_or_merged(tmp_
     with parts_of(config_of(tmp_path), tmp_path / "run") as parts:
         rows = rows_for(parts, sampled_groups(parts), "planner")
         rows += [replace(row, advantage=0.3 * row.advantage) for row in rows[:5]]  # equal but for the advantage
-        count = sum(len(row.action_ids) for row in rows)
         assert len(rows) == 21 and len(merge(rows)) <= 16
-        expected, loss = gradient(parts, rows, 10**6, count)
+        expected, loss = gradient(parts, rows, 10**6)
         assert expected.abs().max() > 0
         scale = max(1.0, expected.abs().max().item())
         for max_tokens in (1, 300):
             assert len(microbatches(rows, max_tokens)) > 1
             for some in (rows, merge(rows)):
-                found, other_loss = gradient(parts, some, max_tokens, count)
+                found, other_loss = gradient(parts, some, max_tokens)
                 assert torch.allclose(found, expected, atol=1e-6 * scale, rtol=1e-5)
                 assert other_loss == pytest.approx(loss, abs=1e-6)
-        assert gradient(parts, merge(rows), 10**6, count)[1] == pytest.approx(loss, abs=1e-6)
+        assert gradient(parts, merge(rows), 10**6)[1] == pytest.approx(loss, abs=1e-6)
 
 
 def test_an_update_reports_and_does_the_same_for_any_microbatch_size(tmp_path: Path) -> None:
     with parts_of(config_of(tmp_path), tmp_path / "run") as parts:
         rows = rows_for(parts, sampled_groups(parts), "planner")
         rows += [replace(row, advantage=-row.advantage) for row in rows[:4]]  # these cancel, but their tokens count
-        expected, loss = gradient(parts, rows, 10**6, sum(len(row.action_ids) for row in rows))
+        expected, loss = gradient(parts, weighted(rows, parts.algorithm), 10**6)
         for kl in (0.0, 0.1):
             found: list[Mapping[str, float]] = []
             for size in (100, 300, 100_000):
                 begin(parts)  # back to the first checkpoint
                 assert parts.learner.versions["planner"] == 0
-                options = AlgorithmConfig(kl_coefficient=kl), GRPOConfig(microbatch_tokens=size)
-                found.append(update(parts.learner, "planner", [rows], *options, 1.0))
+                step = how(parts, AlgorithmConfig(kl_coefficient=kl), size)
+                found.append(update(parts.learner, "planner", [rows], step))
             assert found[0]["grad_norm/planner"] == pytest.approx(expected.norm().item(), rel=1e-4)
             assert found[0]["loss/planner"] == pytest.approx(loss, abs=1e-5)
             assert found[1] == pytest.approx(found[0], rel=1e-5, abs=1e-6)
@@ -328,10 +336,10 @@ def test_a_gradient_that_is_not_finite_is_counted_and_changes_nothing(tmp_path: 
         begin(parts)
         before = fingerprints(parts)
         broken = [replace(rows[0], advantage=math.inf), *rows[1:]]
-        found = update(parts.learner, "planner", [broken], parts.algorithm, GRPOConfig(), 1.0)
+        found = update(parts.learner, "planner", [broken], how(parts))
         assert found["skipped/planner"] == 1 and fingerprints(parts) == before
         assert parts.learner.versions["planner"] == 0
-        found = update(parts.learner, "planner", [rows], parts.algorithm, GRPOConfig(), 1.0)
+        found = update(parts.learner, "planner", [rows], how(parts))
         assert found["skipped/planner"] == 0 and parts.learner.versions["planner"] == 1
         assert fingerprints(parts)["planner"] != before["planner"]
 

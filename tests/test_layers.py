@@ -17,7 +17,9 @@ MODULES = {
 LAYERS = """types errors | config log chat episodes prefix_tree | store | data tools engines rewards algorithms | teams
     | rollout | training evaluation | run | stages | cli | __main__"""
 LEVEL = {name: level for level, names in enumerate(LAYERS.split("|")) for name in names.split()}
-TORCH = re.compile(r"gruppo\.(prefix_tree|engines\.(local|decoding)|algorithms\.(losses|batching)|training\.\w+)")
+TORCH = re.compile(
+    r"gruppo\.(prefix_tree|engines\.(local|decoding)|algorithms\.(losses|kl|corrections|ratios|batching)|training\.\w+)"
+)
 
 
 def imports(tree: ast.AST) -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from gruppo.algorithms.batching import Pack, Row, collate
-from gruppo.algorithms.losses import k3
+from gruppo.algorithms.kl import k3
 from gruppo.engines.local import LocalEngine
 from gruppo.errors import CheckpointError, ConfigError
 from gruppo.store import Checkpoint
@@ -88,7 +89,7 @@ def some_rows(count: int = 6, seed: int = 0) -> list[Row]:
 def train(learner: Learner, policy: str, steps: int = 2, seed: int = 0) -> None:
     for step in range(steps):
         batch = collate([Pack.of([row]) for row in some_rows(seed=seed + step)], learner.pad_id)
-        loss = -(learner.logprobs(policy, batch) * batch.advantages_BT * batch.mask_BT).sum() / 50
+        loss = -(learner.logprobs(policy, batch) * batch.advantages_N).sum() / 50
         loss.backward()
         norm = learner.step(policy, 1.0, 1.0)
         assert 0 < norm < float("inf")
@@ -98,8 +99,8 @@ def logprobs(learner: Learner, policy: str | None, rows: Sequence[Row]) -> list[
     """Each row's log-probs from one padded batch."""
     batch = collate([Pack.of([row]) for row in rows], learner.pad_id)
     with torch.no_grad():
-        found_BT = learner.logprobs(policy, batch)
-    return [found[mask].tolist() for found, mask in zip(found_BT, batch.mask_BT, strict=True)]
+        found = iter(learner.logprobs(policy, batch).tolist())
+    return [list(islice(found, len(row.action_ids))) for row in rows]
 
 
 # ---- adapters -------------------------------------------------------------------------------------------------------
@@ -182,7 +183,7 @@ def check_samples(learner: Learner, policies: Sequence[str | None]) -> None:
         own = [row_of(request, done) for request, done in played if request.policy == policy]
         assert all(done.version == learner.version(policy) for request, done in played if request.policy == policy)
         for row, found in zip(own, logprobs(learner, policy, own), strict=True):
-            assert row.logprobs == pytest.approx(found, abs=1e-4)
+            assert row.sampled == pytest.approx(found, abs=1e-4)
 
 
 def test_sampled_logprobs_are_those_of_the_learner(base: Path) -> None:
@@ -298,8 +299,8 @@ def test_a_checkpoint_of_another_base_is_refused(qwen3: Path, tmp_path: Path) ->
 def kl(learner: Learner, policy: str) -> float:
     batch = collate([Pack.of([row]) for row in some_rows()], learner.pad_id)
     with torch.no_grad():
-        reference_BT = learner.reference_logprobs(policy, batch)
-        return k3(learner.logprobs(policy, batch), reference_BT, batch.mask_BT).sum().item()
+        new_N = learner.logprobs(policy, batch)
+        return k3(new_N, learner.reference_logprobs(policy, batch), new_N).sum().item()
 
 
 @pytest.mark.parametrize(("policies", "policy"), [(TWO, "executor"), (FULL, "solo")], ids=["adapters", "full"])
@@ -330,10 +331,10 @@ def test_a_reference_between_forward_and_backward_does_not_swallow_the_gradient(
         batch = collate([Pack.of([row]) for row in some_rows()], plain.pad_id)
         norms = []
         for learner in (plain, with_reference):
-            found_BT = learner.logprobs(policy, batch)
+            found_N = learner.logprobs(policy, batch)
             if learner is with_reference:
                 learner.reference_logprobs(policy, batch)
-            (-found_BT * batch.mask_BT).sum().backward()
+            (-found_N).sum().backward()
             norms.append(learner.step(policy, 1.0, 1.0))
         assert norms[0] == norms[1] > 0
         assert plain.fingerprint(policy) == with_reference.fingerprint(policy)

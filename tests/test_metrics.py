@@ -118,7 +118,7 @@ def test_compare_refuses_what_it_cannot_pair() -> None:
 def test_rollout_metrics_of_a_step() -> None:
     turns = [_turn(tokens=4), _turn("executor", 6), _turn("executor", 8, error="bad")]
     groups = [
-        _group("a", _episode(1.0, turns=turns, rewards={"executor": 0.5}), _episode(0.0, retries=2, turns=turns[:1])),
+        _group("a", _episode(1.0, turns=turns, turn_rewards=[0.5] * 4), _episode(0.0, retries=2, turns=turns[:1])),
         _group("b", _episode(1.0), _episode(None, Outcome.timeout, turns=turns)),
     ]
     metrics = rollout_metrics(groups)

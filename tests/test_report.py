@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gruppo.evaluation.metrics import compare, summarise
 from gruppo.evaluation.plots import Chart, Line, Mark, Row, divided_bar, interval_rows, line_chart, number, ticks
-from gruppo.evaluation.report import Example, ReportData, Stage, render, write_report
+from gruppo.evaluation.report import HEALTHY, Example, ReportData, Stage, render, write_report
 from gruppo.evaluation.wording import duration, headline, statements
 from gruppo.types import Episode, Group, Outcome, Sampling, Score, StopReason, Task, ToolEvent, ToolResult, Turn
 
@@ -227,6 +227,37 @@ def test_line_chart_places_values_on_round_axes() -> None:
     assert 'd="M0,1000h0L1000,0"' in drawn
     assert '<line x1="100.0%" x2="100.0%" y1="112.5" y2="37.5"/>' in drawn
     assert ">100%</text>" in drawn and "0% at step 0, 100% at step 10" in drawn
+
+
+def test_a_healthy_range_is_a_band_that_never_changes_the_axis() -> None:
+    def drawn(values: list[float], healthy: tuple[float, float] | None = (0.01, 0.1)) -> str:
+        return line_chart(Chart("KL", "nats", [Line("", "ink", list(enumerate(values)))], healthy=healthy))
+
+    def rest(page: str) -> str:
+        page = re.sub(r'<rect[^>]*>|<span><i class="dot healthy"></i>.*?</span>', "", page)
+        return re.sub(r"; healthy range [^\"]+", "", page)
+
+    for values in ([0.0, 0.2], [0.0, 0.05], [0.001, 0.002], [1.0, 900.0], [-1.0, -2.0]):
+        assert rest(drawn(values)) == drawn(values, None)
+        assert "healthy range 0.01\N{EN DASH}0.1</span>" in drawn(values)
+    assert '<rect class="band healthy" width="1000" y="500" height="450"/>' in drawn([0.0, 0.2])
+    assert '<rect class="band healthy" width="1000" y="0" height="800"/>' in drawn([0.0, 0.05])  # the axis ends at 0.05
+    assert "<rect" not in drawn([0.0, 0.002]) and "<rect" not in drawn([0.0, -1.0])  # all of it is out of sight
+    assert drawn([0.0, 0.2]).index("<rect") < drawn([0.0, 0.2]).index("<path")  # behind the curve
+    assert "healthy" not in drawn([0.0, 0.2], None) and not line_chart(Chart("KL", "nats", [], healthy=(0, 1)))
+
+
+def test_healthy_ranges_are_drawn_in_the_chart_of_their_metric() -> None:
+    values = {"kl/p": 0.05, "grad_norm/p": 1.0, "clipped/p": 0.1, "ratio/p": 1.1, "ess/p": 0.9, "entropy/p": 0.5}
+    page = render(ReportData("run", {}, metrics=[{"step": step, **values} for step in (1, 2)]))
+    assert [word for word in re.findall(r"healthy range ([^<\"]+)</span>", page)] == [
+        f"{number(low)}\N{EN DASH}{number(high)}"
+        for low, high in (HEALTHY[key] for key in ("grad_norm", "kl", "clipped", "ratio", "ess"))
+    ]
+    assert len(HEALTHY) == 5
+    on_policy = {"ratio/p": 1.0, "clipped/p": 0.0}
+    page = render(ReportData("run", {}, metrics=[{"step": step, **values, **on_policy} for step in (1, 2)]))
+    assert "Probability ratio" not in page and "Clip fraction" not in page and "Gradient norm" in page
 
 
 def test_interval_rows_and_bars() -> None:

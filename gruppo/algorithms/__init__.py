@@ -1,37 +1,18 @@
-"""The algorithms: an advantage, a loss and an aggregation, chosen by name. Pure functions, no I/O.
+"""The algorithms: advantages, losses, aggregations, KL estimates and corrections, chosen by name. Pure, no I/O.
 
-A new algorithm is one function in its file and one entry here; the trainer does not change.
+A new one is one function in its file and one entry in the dict at that file's end; the trainer does not change.
 """
 
-from __future__ import annotations
+from gruppo.algorithms.advantages import ADVANTAGES, NEEDS_GREEDY
+from gruppo.algorithms.aggregations import AGGREGATIONS
+from gruppo.algorithms.config import AlgorithmConfig
+from gruppo.algorithms.corrections import CORRECTIONS
+from gruppo.algorithms.credit import CreditConfig
+from gruppo.algorithms.kl import KLS
+from gruppo.algorithms.losses import LOSSES
+from gruppo.algorithms.presets import PRESETS
 
-from typing import Literal
-
-from pydantic import Field
-
-from gruppo.algorithms.advantages import centred, grpo
-from gruppo.algorithms.losses import ppo_clip, token_mean
-from gruppo.config import Config
-
-ADVANTAGES = {"grpo": grpo, "centred": centred}
-LOSSES = {"ppo_clip": ppo_clip}
-AGGREGATIONS = {"token_mean": token_mean}
-
-
-class AlgorithmConfig(Config):
-    """Which functions turn rewards into a gradient, and their constants."""
-
-    advantage: Literal["grpo", "centred"] = "grpo"
-    """How a group's rewards become advantages."""
-    loss: Literal["ppo_clip"] = "ppo_clip"
-    """The token loss."""
-    aggregation: Literal["token_mean"] = "token_mean"
-    """How token losses become the loss of one optimizer step."""
-    clip_low: float = Field(0.2, gt=0, lt=1)
-    """The ratio is clipped below at 1 - clip_low."""
-    clip_high: float = Field(0.28, gt=0)
-    """The ratio is clipped above at 1 + clip_high."""
-    kl_coefficient: float = Field(0.0, ge=0)
-    """Weight of the k3 estimate of KL(policy || reference) in the loss; 0 computes no reference log-probs."""
-    kl_reference: Literal["start", "base"] = "start"
-    """The reference: a frozen copy of the policy as RL starts (so the KL starts at 0), or the bare base."""
+__all__ = [
+    "ADVANTAGES", "AGGREGATIONS", "CORRECTIONS", "KLS", "LOSSES", "NEEDS_GREEDY", "PRESETS", "AlgorithmConfig",
+    "CreditConfig",
+]  # fmt: skip

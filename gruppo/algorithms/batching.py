@@ -1,11 +1,13 @@
-"""Batching: from groups and advantages to rows, and from rows to padded tensors that fit a token budget.
+"""Batching: from turns to rows, and from rows to tensors that fit a token budget.
 
 A row is one turn of a trained policy: the exact prompt ids it saw and the exact ids it sampled. Nothing is re-encoded.
+Rows that begin alike share a prefix tree; action tokens come out flat, so that no loss ever meets padding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,13 +19,20 @@ from gruppo.types import Group, Turn
 
 @dataclass(frozen=True)
 class Row:
-    """One training example; of merged rows, `advantage` is the sum."""
+    """One training example. Values per token are given once where they are the same for the whole action."""
 
     prompt_ids: tuple[int, ...]
     action_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]  # as sampled; empty where nothing was sampled (demonstrations)
+    sampled: tuple[float, ...] = ()  # log-probs as sampled; empty where nothing was (demonstrations)
     advantage: float = 1.0
     temperature: float = 1.0
+    weight: float = 1.0  # of each token's loss in the loss of the optimizer step
+    episode: tuple[Hashable, ...] = ()  # group id and attempt
+    sequence: Hashable = None  # rows with the same one are one sequence to the ratio; None: a sequence of its own
+    old: tuple[float, ...] = ()  # log-probs before the first update; empty: those of the update itself
+    entropy: tuple[float, ...] = ()  # of the distributions its tokens were drawn from, before the first update
+    chosen: tuple[bool, ...] = ()  # tokens picked beforehand over the whole step; empty: all
+    advantages: tuple[float, ...] = ()  # where they differ from token to token
 
     @property
     def num_tokens(self) -> int:
@@ -56,18 +65,25 @@ class Pack:
 
 @dataclass(frozen=True)
 class Batch:
-    """B packs, padded on the left to S positions, of which the last K predict; T action tokens to train, padded too."""
+    """B packs padded on the left to S positions, of which the last K predict; their N action tokens, flat.
+
+    Tokens stand pack after pack, row after row. Per-token values are float32; what is not known is NaN.
+    """
 
     ids_BS: Tensor
     positions_BS: Tensor
     attention: Tensor  # [B, S] of 0 and 1 if every pack holds one row, else additive float32 [B, 1, S, S]
     num_predictors: int  # K
-    predictors_BT: Tensor  # which of the last K positions predicts each token
-    labels_BT: Tensor  # the tokens
-    mask_BT: Tensor  # bool: the trained tokens
-    sampled_logprobs_BT: Tensor
-    advantages_BT: Tensor
     temperatures_B: Tensor
+    pack_N: Tensor
+    predictor_N: Tensor  # which of the last K positions predicts the token
+    label_N: Tensor
+    sequence_N: Tensor
+    advantages_N: Tensor
+    weights_N: Tensor
+    sampled_N: Tensor
+    old_N: Tensor
+    chosen_N: Tensor  # bool
 
 
 def row_of(turn: Turn, advantage: float = 1.0) -> Row:
@@ -75,46 +91,65 @@ def row_of(turn: Turn, advantage: float = 1.0) -> Row:
     return Row(turn.prompt_ids, turn.action_ids, turn.action_logprobs, advantage, turn.sampling.temperature or 1.0)
 
 
-def rows_of(
-    groups: Sequence[Group], policy: str, advantages: Mapping[str, Mapping[tuple[str, int], float]]
-) -> list[Row]:
-    """The rows of `policy`: the turns it sampled, in episodes whose role has an advantage. `advantages`: by role.
+def rows_of(groups: Sequence[Group], policy: str, whole: bool = False) -> list[Row]:
+    """The rows of `policy`: the turns it sampled that were given an advantage.
 
-    A turn without tokens gives no row (its episode still counted in the group's statistics).
+    `whole`: all turns of a role in an episode are one sequence to the ratio. A turn without tokens gives no row (its
+    episode still counted in the group's statistics).
     """
     rows = []
     for group in groups:
         for episode in group.episodes:
-            for turn in episode.turns:
-                advantage = advantages.get(turn.role, {}).get((group.id, episode.attempt))
-                if turn.policy == policy and advantage is not None and turn.action_ids:
-                    rows.append(row_of(turn, advantage))
+            for turn, credit in zip(episode.turns, episode.credits, strict=False):
+                if turn.policy == policy and credit.advantage is not None and turn.action_ids:
+                    place = (group.id, episode.attempt)
+                    sequence = (*place, turn.role) if whole else None
+                    rows.append(replace(row_of(turn, credit.advantage), episode=place, sequence=sequence))
     return rows
 
 
-def merge(rows: Sequence[Row]) -> list[Row]:
-    """Rows with equal prompt and action become one whose advantage is the sum; sums of 0 are dropped.
+def shares_of(rows: Sequence[Row], count: int) -> list[list[Row]]:
+    """The rows in `count` shares, those of a group together; empty shares are left out."""
+    groups = {key: place for place, key in enumerate(dict.fromkeys(row.episode[0] for row in rows))}
+    shares: list[list[Row]] = [[] for _ in range(count)]
+    for row in rows:
+        shares[groups[row.episode[0]] % count].append(row)
+    return [share for share in shares if share]
 
-    Exact for one on-policy update without KL, where the gradient is linear in the advantage; count tokens before.
+
+def merge(rows: Sequence[Row]) -> list[Row]:
+    """Rows with equal prompt and action become one whose weighted advantages add up; sums of 0 are dropped.
+
+    Exact for an update whose gradient is linear in weight x advantage: on-policy, without KL or entropy terms.
     """
-    merged: dict[tuple[object, ...], Row] = {}
+    merged: dict[Hashable, Row] = {}
     for row in rows:
         key = (row.prompt_ids, row.action_ids, row.temperature)
+        pull = row.weight * row.advantage
         old = merged.get(key)
-        merged[key] = row if old is None else replace(old, advantage=old.advantage + row.advantage)
-    return [row for row in merged.values() if abs(row.advantage) > 1e-9]
+        merged[key] = replace(row, weight=1.0, advantage=pull + (old.advantage if old else 0.0))
+    sizes = [abs(row.advantage) for row in merged.values()]
+    residue = 1e-9 * max(filter(math.isfinite, sizes), default=0.0)
+    return [row for row, size in zip(merged.values(), sizes, strict=True) if not size <= residue]
 
 
-def microbatches(rows: Sequence[Row], max_tokens: int, share: bool = True) -> list[list[Pack]]:
-    """Packs of similar length together, each list within `max_tokens` padded tokens (or a single longer pack).
+def microbatches(rows: Sequence[Row], max_tokens: int, share: bool = True, whole: bool = False) -> list[list[Pack]]:
+    """Packs of similar length together, each list within `max_tokens` padded tokens (or a single longer unit).
 
-    Without `share` every row is a pack of its own, for models that take no attention mask of ours.
+    Without `share` every row is a pack of its own, for models that take no attention mask of ours. `whole` keeps the
+    rows of a sequence in one list.
     """
+    if whole:
+        units = [packs_of(own, share) for own in by(rows, key_of).values()]
+    else:
+        units = [[pack] for pack in packs_of(rows, share)]
     batches: list[list[Pack]] = []
-    for pack in sorted(packs_of(rows, share), key=lambda pack: len(pack.tree), reverse=True):
-        if not batches or (len(batches[-1]) + 1) * len(batches[-1][0].tree) > max_tokens:
+    longest = 0
+    for unit in sorted(units, key=lambda unit: max(len(pack.tree) for pack in unit), reverse=True):
+        if not batches or (len(batches[-1]) + len(unit)) * longest > max_tokens:
             batches.append([])
-        batches[-1].append(pack)
+            longest = max(len(pack.tree) for pack in unit)
+        batches[-1] += unit
     return batches
 
 
@@ -122,43 +157,62 @@ def packs_of(rows: Sequence[Row], share: bool) -> list[Pack]:
     """Rows that begin alike together; each row alone if not `share`."""
     if not share:
         return [Pack.of([row]) for row in rows]
-    by_temperature: dict[float, list[Row]] = {}
-    for row in rows:
-        by_temperature.setdefault(row.temperature, []).append(row)
     packs = []
-    for alike in by_temperature.values():
+    for alike in by(rows, lambda row: row.temperature).values():
         places = shared_rows([row.prompt_ids + row.action_ids[:-1] for row in alike])
         packs += [Pack.of([alike[place] for place in together]) for together in places]
     return packs
 
 
+def by(rows: Sequence[Row], key: Callable[[Row], Hashable]) -> Mapping[Hashable, list[Row]]:
+    """The rows of each key, in order."""
+    found: dict[Hashable, list[Row]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return found
+
+
+def key_of(row: Row) -> Hashable:
+    """Which sequence a row belongs to."""
+    return id(row) if row.sequence is None else row.sequence
+
+
 def collate(packs: Sequence[Pack], pad_id: int, device: str = "cpu") -> Batch:
-    """Pad packs to one Batch."""
-    trees = [pack.tree for pack in packs]
+    """Packs as one Batch."""
+    trees, rows = [pack.tree for pack in packs], [row for pack in packs for row in pack.rows]
     num_predictors = max(tree.num_asked for tree in trees)
+    sequences = {key: place for place, key in enumerate(dict.fromkeys(map(key_of, rows)))}
 
-    def padded(values: Iterable[Sequence[float]], fill: float, dtype: torch.dtype) -> Tensor:
-        rows = list(values)
-        width = max(map(len, rows))
-        return torch.tensor([[fill] * (width - len(row)) + list(row) for row in rows], dtype=dtype, device=device)
+    def padded(values: Iterable[Sequence[int]], fill: int) -> Tensor:
+        lists = list(values)
+        width = max(map(len, lists))
+        return torch.tensor([[fill] * (width - len(own)) + list(own) for own in lists], device=device)
 
-    def per_token(values: Callable[[Row], Sequence[float]], dtype: torch.dtype = torch.float32) -> Tensor:
-        return padded(([value for row in pack.rows for value in values(row)] for pack in packs), 0, dtype)
+    def flat(values: Callable[[Row], Sequence[float]], fill: float, dtype: torch.dtype = torch.float32) -> Tensor:
+        own = [(values(row), len(row.action_ids)) for row in rows]
+        return torch.tensor([v for given, n in own for v in (given or (fill,) * n)], dtype=dtype, device=device)
 
-    enter_BS = padded((tree.enter for tree in trees), -1, torch.long)
+    enter_BS = padded((tree.enter for tree in trees), -1)
     if all(len(pack.rows) == 1 for pack in packs):
         attention = (enter_BS >= 0).long()
     else:
-        attention = attention_of(enter_BS, padded((tree.leave for tree in trees), -1, torch.long))
+        attention = attention_of(enter_BS, padded((tree.leave for tree in trees), -1))
+    nan = float("nan")
     return Batch(
-        ids_BS=padded((tree.ids for tree in trees), pad_id, torch.long),
-        positions_BS=padded((tree.positions for tree in trees), 0, torch.long),
+        ids_BS=padded((tree.ids for tree in trees), pad_id),
+        positions_BS=padded((tree.positions for tree in trees), 0),
         attention=attention,
         num_predictors=num_predictors,
-        predictors_BT=padded((pack.predictors(num_predictors) for pack in packs), 0, torch.long),
-        labels_BT=per_token(lambda row: row.action_ids, torch.long),
-        mask_BT=per_token(lambda row: [1] * len(row.action_ids), torch.bool),
-        sampled_logprobs_BT=per_token(lambda row: row.logprobs or [0.0] * len(row.action_ids)),
-        advantages_BT=per_token(lambda row: [row.advantage] * len(row.action_ids)),
         temperatures_B=torch.tensor([pack.rows[0].temperature for pack in packs], dtype=torch.float32, device=device),
+        pack_N=torch.tensor(
+            [place for place, pack in enumerate(packs) for row in pack.rows for _ in row.action_ids], device=device
+        ),
+        predictor_N=torch.tensor([place for pack in packs for place in pack.predictors(num_predictors)], device=device),
+        label_N=flat(lambda row: row.action_ids, 0, torch.long),
+        sequence_N=flat(lambda row: [sequences[key_of(row)]] * len(row.action_ids), 0, torch.long),
+        advantages_N=flat(lambda row: row.advantages or [row.advantage] * len(row.action_ids), 0),
+        weights_N=flat(lambda row: [row.weight] * len(row.action_ids), 0),
+        sampled_N=flat(lambda row: row.sampled, nan),
+        old_N=flat(lambda row: row.old, nan),
+        chosen_N=flat(lambda row: row.chosen, 1, torch.bool),
     )

@@ -86,7 +86,7 @@ def rollout_metrics(groups: Sequence[Group], success: Success = solved) -> dict[
     """One training step's rollouts as flat numbers for the metrics record.
 
     `reward/std` is over all scored episodes, `reward/group_std` the mean spread within a group: what the baseline has
-    to work with. `reward_of/<role>` stands only where a role has its own reward. `success` is over judged episodes.
+    to work with. `reward_of/<role>` is the mean reward of its turns, where turns have one. `success` is over judged episodes.
     `turns/mean` and `turns/<role>` are per episode, `tokens/<role>` action tokens per turn of that role;
     `outcomes/<name>` are fractions of all episodes; `unscorable` counts those without reward, infrastructure included.
     """
@@ -178,9 +178,9 @@ def _rewards(groups: Sequence[Group]) -> dict[str, float]:
         metrics["reward/group_std"] = fmean(pstdev(group) for group in scored if group)
     own: dict[str, list[float]] = {}
     for episode in _episodes(groups):
-        for role, reward in episode.rewards.items():
+        for turn, reward in zip(episode.turns, episode.turn_rewards, strict=False):
             if reward is not None:
-                own.setdefault(role, []).append(reward)
+                own.setdefault(turn.role, []).append(reward)
     return metrics | {f"reward_of/{role}": fmean(values) for role, values in own.items()}
 
 

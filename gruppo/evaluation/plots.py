@@ -54,6 +54,7 @@ class Chart:
     """A titled line chart over training steps; `unit` says what the y axis counts.
 
     `axis`: "unit" pins it to 0..1 if the values keep to it, "percent" does so and writes shares as percentages.
+    `healthy` is the range that values should keep to: a quiet band as far as the axis reaches, which it never changes.
     """
 
     title: str
@@ -62,6 +63,7 @@ class Chart:
     marks: Sequence[Mark] = ()
     marks_name: str = ""
     axis: Axis = "free"
+    healthy: tuple[float, float] | None = None
 
 
 def text(value: object) -> str:
@@ -95,7 +97,8 @@ def line_chart(chart: Chart) -> str:
         first, last = first - 1, last + 1
     marks = ticks(*_y_range(chart))
     scale = _Scale(first, last, marks[0], marks[-1])
-    curves = "".join(_band(line, scale) for line in chart.lines) + "".join(_curve(line, scale) for line in chart.lines)
+    curves = _healthy(chart, scale) + "".join(_band(line, scale) for line in chart.lines)
+    curves += "".join(_curve(line, scale) for line in chart.lines)
     dots = "".join(_end(line, scale) for line in chart.lines) + "".join(_whisker(mark, scale) for mark in chart.marks)
     return (
         f'<figure class="chart"><figcaption><b>{text(chart.title)}</b> <span>{text(chart.unit)}</span>'
@@ -183,6 +186,15 @@ def _band(line: Line, scale: _Scale) -> str:
     return f'<polygon class="band {line.colour}" points="{outline}"/>'
 
 
+def _healthy(chart: Chart, scale: _Scale) -> str:
+    low, high = chart.healthy or (math.inf, -math.inf)
+    low, high = max(low, scale.low), min(high, scale.high)
+    if low >= high:
+        return ""
+    top, bottom = 10 * scale.y(high), 10 * scale.y(low)
+    return f'<rect class="band healthy" width="1000" y="{top:g}" height="{bottom - top:g}"/>'
+
+
 def _curve(line: Line, scale: _Scale) -> str:
     path, pen = [], "M"
     for step, value in line.points:
@@ -268,7 +280,14 @@ def _legend(chart: Chart) -> str:
         keys.append(f'<span><i class="dot {line.colour}"></i>{name}{last}{warning}</span>')
     if chart.marks:
         keys.append(f'<span><i class="dot {_style(chart.marks[0])}"></i>{text(chart.marks_name)}</span>')
+    if chart.healthy:
+        keys.append(f'<span><i class="dot healthy"></i>{_range(chart)}</span>')
     return f'<span class="legend">{"".join(keys)}</span>'
+
+
+def _range(chart: Chart) -> str:
+    low, high = (_value(bound, chart.axis) for bound in chart.healthy or ())
+    return f"healthy range {low}\N{EN DASH}{high}"
 
 
 def _in_words(chart: Chart) -> str:
@@ -282,4 +301,6 @@ def _in_words(chart: Chart) -> str:
             said.append(
                 f"{name}{_value(start, chart.axis)} at step {first:g}, {_value(end, chart.axis)} at step {last:g}"
             )
+    if chart.healthy:
+        said.append(_range(chart))
     return f"{chart.title}, {chart.unit}: " + "; ".join(said)

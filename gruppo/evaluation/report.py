@@ -65,6 +65,7 @@ class _Panel(NamedTuple):
     key: str  # the metric itself, or the part before "/<role>"
     spread: str = ""
     axis: Axis = "free"
+    idle: float | None = None  # the chart is left out if this is all there is, as it is for a ratio on policy
 
 
 _PANELS = (
@@ -80,11 +81,24 @@ _PANELS = (
     _Panel("Turns", "per episode", "turns"),
     _Panel("Gradient norm", "L2 norm over a policy's weights", "grad_norm"),
     _Panel("KL divergence", "from the reference, nats per token", "kl"),
+    _Panel("Clip fraction", "share of tokens whose ratio was clipped", "clipped", idle=0.0),
+    _Panel("Probability ratio", "new policy over old, mean of tokens", "ratio", idle=1.0),
+    _Panel("Effective sample size", "share of the sequences", "ess"),
     _Panel("Entropy", "of the policy, nats per token", "entropy"),
     _Panel("Loss", "per optimizer step", "loss"),
     _Panel("Groups without signal", "dropped per step", "groups/dropped"),
 )
 _NUM_COLOURS = 6
+HEALTHY: Mapping[str, tuple[float, float]] = {
+    # Rules of thumb for full-size models; a tiny one may learn well outside of them. Ratio and effective sample size:
+    # verl's documentation. The others are common practice, that of the KL where it is part of the loss.
+    "kl": (0.01, 0.1),
+    "grad_norm": (0.1, 10.0),
+    "clipped": (0.001, 0.2),
+    "ratio": (0.95, 1.05),
+    "ess": (0.8, 1.0),
+}
+"""Metric, or its part before "/<policy>" -> the range that a healthy run keeps to."""
 
 
 def write_report(path: Path | str, report: ReportData) -> None:
@@ -198,7 +212,10 @@ def _curves(report: ReportData) -> str:
 
 def _chart(panel: _Panel, records: Sequence[Plain], colours: Mapping[str, str]) -> Chart:
     keys = dict.fromkeys(
-        key for record in records for key in record if key == panel.key or key.startswith(f"{panel.key}/")
+        key
+        for record in records
+        for key, value in record.items()
+        if (key == panel.key or key.startswith(f"{panel.key}/")) and (panel.idle is None or value != panel.idle)
     )
     lines = []
     for key in keys:
@@ -210,7 +227,7 @@ def _chart(panel: _Panel, records: Sequence[Plain], colours: Mapping[str, str]) 
     marks = _held_out(records) if panel.key == "success" else []
     if marks and lines:
         lines[0] = lines[0]._replace(name="training rollouts")
-    return Chart(panel.title, panel.unit, lines, marks, "held-out tasks", panel.axis)
+    return Chart(panel.title, panel.unit, lines, marks, "held-out tasks", panel.axis, HEALTHY.get(panel.key))
 
 
 def _held_out(records: Iterable[Plain]) -> list[Mark]:

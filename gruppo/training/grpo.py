@@ -1,26 +1,22 @@
 """The hub: reinforcement learning of a team, from tasks to better policies, read top to bottom.
 
-Take tasks, roll out, drop groups without signal, advantages, batch, log-probs and loss, step, sync the engine, log,
-save, evaluate. It knows no algorithm: the three functions that make one are looked up by name. Every draw is a function
-of (seed, step), so a run that is killed and resumed goes the same way as one that was not.
+Take tasks, roll out, filter groups, credit every turn, batch, log-probs and loss, step, sync the engine, log, save,
+evaluate. It knows no algorithm: those are functions chosen by name in what it calls. Every draw is a function of
+(seed, step), so a run that is killed and resumed goes the same way as one that was not.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import Field
-from torch import Tensor, no_grad
 
-from gruppo.algorithms import ADVANTAGES, AGGREGATIONS, LOSSES, AlgorithmConfig
-from gruppo.algorithms.advantages import role_advantages
-from gruppo.algorithms.batching import Batch, Pack, Row, collate, merge, microbatches, rows_of
-from gruppo.algorithms.losses import k3, masked
+from gruppo.algorithms import AlgorithmConfig, CreditConfig
+from gruppo.algorithms.batching import rows_of, shares_of
+from gruppo.algorithms.credit import Terms, assign
 from gruppo.config import Config
 from gruppo.data.base import TaskSet
 from gruppo.errors import CheckpointError, ConfigError, UserError
@@ -28,6 +24,8 @@ from gruppo.log import Log
 from gruppo.rollout import Rollout
 from gruppo.store import Checkpoint, Run
 from gruppo.training.learner import Learner
+from gruppo.training.sampling import collect, kl_penalties
+from gruppo.training.update import Coefficients, Step, adapted, update
 from gruppo.types import Group
 
 PATIENCE = 10  # steps in a row without any signal before the run stops with a hint
@@ -69,10 +67,12 @@ class Parts:
     rollout: Rollout
     tasks: TaskSet
     algorithm: AlgorithmConfig
+    credit: CreditConfig
     seed: int
     log: Log
     measure: Callable[[Sequence[Group]], dict[str, float]]  # rollouts -> metrics
     evaluate: Callable[[int], dict[str, float]]  # step -> metrics on held-out tasks
+    coefficients: dict[str, Coefficients] = field(default_factory=dict)  # by policy; they change as training goes on
 
 
 def grpo(parts: Parts, config: GRPOConfig) -> None:
@@ -80,36 +80,35 @@ def grpo(parts: Parts, config: GRPOConfig) -> None:
 
     Raises CheckpointError for a checkpoint of another base, UserError when nothing can be learnt.
     """
-    run, learner, rollout, algorithm = parts.run, parts.learner, parts.rollout, parts.algorithm
-    roles = [role for role in rollout.roles.values() if role.trainable]
+    run, learner, algorithm = parts.run, parts.learner, parts.algorithm
+    size, whole = (config.tasks_per_step, config.attempts), algorithm.ratio_level.startswith("sequence")
     start, idle = begin(parts), 0
     with parts.log.progress("grpo", config.steps, start) as progress:
         for step in range(start, config.steps):
             started = time.monotonic()
-            tasks = parts.tasks.batch(step, config.tasks_per_step, parts.seed)
-            groups = rollout.collect(tasks, config.attempts, parts.seed, f"grpo-{step + 1:06d}")
-            record: dict[str, Any] = {"stage": "grpo", "step": step + 1, **parts.measure(groups)}
+            played, kept, greedy = collect(parts.rollout, parts.tasks, algorithm, step, size, parts.seed)
+            record: dict[str, Any] = {"stage": "grpo", "step": step + 1, **parts.measure(played)}
             record["seconds/rollout"] = time.monotonic() - started
 
-            advantage = ADVANTAGES[algorithm.advantage]
-            advantages = {role.name: role_advantages(groups, role.name, advantage) for role in roles}
-            with_signal = {group_id for found in advantages.values() for group_id, _ in found}
-            kept = [group for group in groups if group.id in with_signal]
-            record["groups/dropped"] = len(groups) - len(kept)
+            roles, terms = taught(parts, step), terms_of(parts, config, kept, greedy)
+            record |= assign(kept, roles, parts.credit, algorithm.advantage, algorithm.settings, terms)
+            rows = {policy: rows_of(kept, policy, whole) for policy in learner.policies}
+            record["groups/dropped"] = len(played) - len({row.episode[0] for own in rows.values() for row in own})
 
             scale = min(1.0, (step + 1) / (config.warmup_steps + 1))
-            for policy in learner.policies:
-                shares = [rows_of(kept[share :: config.updates], policy, advantages) for share in range(config.updates)]
-                record |= update(learner, policy, [rows for rows in shares if rows], algorithm, config, scale)
+            for policy, own in rows.items():
+                how = Step(algorithm, parts.coefficients[policy], scale, config.max_grad_norm, config.microbatch_tokens)
+                record |= update(learner, policy, shares_of(own, config.updates), how)
+                parts.coefficients[policy] = adapted(parts.coefficients[policy], algorithm, record, policy)
 
             # No engine to sync: the learner hands the local one the new weights when it next samples this version.
-            idle = 0 if kept else idle + 1
+            idle = 0 if any(rows.values()) else idle + 1
             if idle == PATIENCE:
                 raise UserError(
                     f"no group had a signal in {PATIENCE} steps: all rewards equal; easier tasks or more attempts?"
                 )
             record["seconds/step"] = time.monotonic() - started
-            run.write_episodes(f"grpo-{step + 1:06d}", groups)
+            run.write_episodes(f"grpo-{step + 1:06d}", played)
             if config.eval_every and (step + 1) % config.eval_every == 0:
                 record |= parts.evaluate(step + 1)
             run.append_metrics(record)
@@ -117,10 +116,35 @@ def grpo(parts: Parts, config: GRPOConfig) -> None:
                 run.save_checkpoint(step + 1, learner.save, state(parts, step + 1))
                 run.prune(config.keep_last)
             progress.advance(
-                num_episodes=sum(len(group.episodes) for group in groups),
+                num_episodes=sum(len(group.episodes) for group in played),
                 reward_mean=record.get("reward/mean"),
                 reward_std=record.get("reward/std"),
             )
+
+
+def taught(parts: Parts, step: int) -> list[str]:
+    """The roles that learn at this step: all that are trained, or those of the policy whose turn it is."""
+    roles = [role for role in parts.rollout.roles.values() if role.trainable]
+    policies = [policy for policy in parts.learner.policies if any(role.policy == policy for role in roles)]
+    if parts.credit.alternate:
+        policies = [policies[step // parts.credit.alternate % len(policies)]]
+    return [role.name for role in roles if role.policy in policies]
+
+
+def terms_of(parts: Parts, config: GRPOConfig, groups: Sequence[Group], greedy: Mapping[str, float]) -> Terms:
+    """What the algorithm and the run say of rewards before they are compared."""
+    algorithm, penalties = parts.algorithm, {}
+    if algorithm.kl_coefficient and algorithm.kl_in == "reward":
+        kl = {policy: coefficients.kl for policy, coefficients in parts.coefficients.items()}
+        penalties = kl_penalties(parts.learner, groups, algorithm, kl, config.microbatch_tokens)
+    return Terms(
+        truncated=algorithm.truncated,
+        max_length=algorithm.overlong_length,
+        cache=algorithm.overlong_cache,
+        reward_weights={name: weight for name, (_, weight) in parts.rollout.rewards.items()},
+        greedy=greedy,
+        penalties=penalties,
+    )
 
 
 def begin(parts: Parts) -> int:
@@ -132,11 +156,14 @@ def begin(parts: Parts) -> int:
         if parts.algorithm.kl_coefficient and parts.algorithm.kl_reference == "start":
             for policy in learner.policies:
                 learner.freeze_reference(policy)
+        first = Coefficients(parts.algorithm.kl_coefficient, parts.algorithm.entropy_coefficient)
+        parts.coefficients.update(dict.fromkeys(learner.policies, first))
         run.save_checkpoint(0, learner.save, state(parts, 0))
         return 0
     load(learner, checkpoint)
     if checkpoint.state["tasks"] != parts.tasks.fingerprint:
         raise CheckpointError(f"{checkpoint.path}: was trained on other tasks; start a new run with --out")
+    parts.coefficients.update({name: Coefficients(**v) for name, v in checkpoint.state["coefficients"].items()})
     run.truncate_metrics(lambda record: record.get("stage") != "grpo" or record["step"] <= checkpoint.step)
     return checkpoint.step
 
@@ -160,86 +187,8 @@ def state(parts: Parts, step: int) -> dict[str, Any]:
         "versions": dict(learner.versions),
         "base": learner.base_fingerprint,
         "tasks": parts.tasks.fingerprint,
+        "coefficients": {policy: vars(coefficients) for policy, coefficients in parts.coefficients.items()},
     }
-
-
-def update(
-    learner: Learner,
-    policy: str,
-    shares: Sequence[Sequence[Row]],
-    algorithm: AlgorithmConfig,
-    config: GRPOConfig,
-    scale: float,
-) -> dict[str, float]:
-    """One optimizer step of a policy per share of its rows; returns its metrics. A policy without rows is skipped.
-
-    With a single share the old log-probs are the new ones, so the ratio is exactly 1 and equal rows merge exactly.
-    """
-    on_policy = config.updates == 1
-    if on_policy and not algorithm.kl_coefficient:
-        batches = [microbatches(merge(rows), config.microbatch_tokens, learner.can_share) for rows in shares]
-    else:
-        batches = [microbatches(rows, config.microbatch_tokens, learner.can_share) for rows in shares]
-    old = [[None if on_policy else old_logprobs(learner, policy, part) for part in parts] for parts in batches]
-    metrics: dict[str, float] = defaultdict(float)
-    num_tokens = [sum(len(row.action_ids) for row in rows) for rows in shares]
-    for parts, olds, count in zip(batches, old, num_tokens, strict=True):
-        for part, old_BT in zip(parts, olds, strict=True):
-            for name, value in accumulate(learner, policy, part, old_BT, algorithm, count).items():
-                metrics[name] += value
-        if parts:
-            norm = learner.step(policy, scale, config.max_grad_norm)
-            metrics["grad_norm"] += norm / len(batches)
-            metrics["skipped"] += not math.isfinite(norm)
-    total = sum(num_tokens)
-    per_token = ("clipped", "ratio", "kl_old", "kl", "mismatch", "entropy")
-    found = {name: value / metrics["seen"] for name, value in metrics.items() if name in per_token and metrics["seen"]}
-    found |= {name: metrics[name] for name in ("loss", "grad_norm", "skipped") if name in metrics}
-    found |= {
-        "rows": sum(map(len, shares)),
-        "trained_tokens": total,
-        "packs": sum(len(part) for parts in batches for part in parts),
-    }
-    return {f"{name}/{policy}": float(value) for name, value in found.items()}
-
-
-def accumulate(
-    learner: Learner,
-    policy: str,
-    packs: Sequence[Pack],
-    old_BT: Tensor | None,
-    algorithm: AlgorithmConfig,
-    num_tokens: int,
-) -> dict[str, float]:
-    """Back-propagate one microbatch's part of the step's loss; returns sums over its `seen` tokens."""
-    batch = collate(packs, learner.pad_id, learner.config.device)
-    logprobs_BT = learner.logprobs(policy, batch)
-    old_BT = logprobs_BT.detach() if old_BT is None else old_BT
-    losses_BT, sums = LOSSES[algorithm.loss](
-        logprobs_BT, old_BT, batch.advantages_BT, batch.mask_BT, algorithm.clip_low, algorithm.clip_high
-    )
-    if algorithm.kl_coefficient:
-        kl_BT = k3(logprobs_BT, learner.reference_logprobs(policy, batch), batch.mask_BT)
-        losses_BT = losses_BT + algorithm.kl_coefficient * kl_BT
-        sums["kl"] = kl_BT.detach().sum()
-    loss = AGGREGATIONS[algorithm.aggregation](losses_BT, num_tokens)
-    loss.backward()
-    sums |= {"loss": loss.detach(), "seen": batch.mask_BT.sum(), **against_sampler(logprobs_BT.detach(), batch)}
-    return {name: float(value) for name, value in sums.items()}
-
-
-def against_sampler(logprobs_BT: Tensor, batch: Batch) -> dict[str, Tensor]:
-    """How far the learner's log-probs are from those recorded when sampled, and an estimate of the entropy."""
-    return {
-        "mismatch": masked((logprobs_BT - batch.sampled_logprobs_BT).abs(), batch.mask_BT).sum(),
-        "entropy": masked(-batch.sampled_logprobs_BT, batch.mask_BT).sum(),
-    }
-
-
-def old_logprobs(learner: Learner, policy: str, packs: Sequence[Pack]) -> Tensor:
-    """The log-probs before the first update of this rollout."""
-    with no_grad():
-        return learner.logprobs(policy, collate(packs, learner.pad_id, learner.config.device))
 
 
 def check(config: GRPOConfig, rollout: Rollout) -> None:

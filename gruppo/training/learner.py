@@ -165,7 +165,17 @@ class Learner:
         return 0 if policy is None else self.versions[policy]
 
     def logprobs(self, policy: str | None, batch: Batch) -> Tensor:
-        """Log-probs [B, T] float32 of the actions under softmax(logits / temperature), with gradient if enabled."""
+        """Log-probs [N] float32 of the actions' tokens under softmax(logits / temperature)."""
+        return self._distributions(policy, batch)[batch.pack_N, batch.predictor_N, batch.label_N]
+
+    def logprobs_and_entropy(self, policy: str | None, batch: Batch) -> tuple[Tensor, Tensor]:
+        """As `logprobs`, and for each token the entropy [N] of the distribution it was drawn from."""
+        logprobs_BKV = self._distributions(policy, batch)
+        entropy_BK = -(logprobs_BKV.exp() * logprobs_BKV).sum(-1)
+        place = batch.pack_N, batch.predictor_N
+        return logprobs_BKV[*place, batch.label_N], entropy_BK[place]
+
+    def _distributions(self, policy: str | None, batch: Batch) -> Tensor:
         with self.activate(policy) as model:
             logits_BKV = model(
                 input_ids=batch.ids_BS,
@@ -174,9 +184,7 @@ class Learner:
                 logits_to_keep=batch.num_predictors,
                 use_cache=False,
             ).logits
-        logprobs_BKV = (logits_BKV.float() / batch.temperatures_B[:, None, None]).log_softmax(-1)
-        row_B1 = torch.arange(len(batch.ids_BS), device=logprobs_BKV.device)[:, None]
-        return logprobs_BKV[row_B1, batch.predictors_BT, batch.labels_BT]
+        return (logits_BKV.float() / batch.temperatures_B[:, None, None]).log_softmax(-1)
 
     def freeze_reference(self, policy: str) -> None:
         """Remember the policy as it is now; `reference_logprobs` uses this copy from here on."""

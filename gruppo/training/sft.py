@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pydantic import Field
 
 from gruppo.algorithms.batching import Row, collate, microbatches
-from gruppo.algorithms.losses import negative_logprob, token_mean
 from gruppo.config import Config
 from gruppo.data.base import draw
 from gruppo.log import Log
@@ -61,7 +60,7 @@ def accumulate(learner: Learner, policy: str, rows: Sequence[Row], max_tokens: i
     num_tokens, total = sum(len(row.action_ids) for row in rows), 0.0
     for part in microbatches(rows, max_tokens, learner.can_share):
         batch = collate(part, learner.pad_id, learner.config.device)
-        loss = token_mean(negative_logprob(learner.logprobs(policy, batch), batch.mask_BT), num_tokens)
+        loss = -learner.logprobs(policy, batch).sum() / num_tokens
         loss.backward()
         total += loss.item()
     return total

@@ -1,0 +1,145 @@
+"""What turns rewards into a gradient, as settings: which functions, and their constants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from gruppo.algorithms.advantages import ADVANTAGES, AdvantageSettings
+from gruppo.algorithms.aggregations import AGGREGATIONS
+from gruppo.algorithms.corrections import CORRECTIONS
+from gruppo.algorithms.kl import KLS
+from gruppo.algorithms.losses import LOSSES
+from gruppo.algorithms.presets import PRESETS
+from gruppo.config import Config, suggest
+
+MENUS: Mapping[str, Iterable[str]] = {
+    "preset": PRESETS, "advantage": ADVANTAGES, "loss": LOSSES, "aggregation": AGGREGATIONS, "kl_estimator": KLS,
+    "correction": CORRECTIONS,
+}  # fmt: skip
+
+
+class AlgorithmConfig(Config):
+    """Which functions turn rewards into a gradient, and their constants."""
+
+    preset: str | None = None
+    """A published algorithm, whose values stand where the config gives none: docs/algorithms.md lists them."""
+
+    advantage: str = "grpo"
+    """How the rewards of a group, or of a batch of groups, become advantages."""
+    advantage_ddof: int = Field(1, ge=0, le=1)
+    """1: sample standard deviation; 0: that of a population."""
+    advantage_epsilon: float = Field(1e-6, gt=0)
+    """Added to the standard deviation."""
+    passk_std: bool = False
+    """Whether "passk" divides by the standard deviation."""
+    gpg_scale: float = Field(0.0, ge=0)
+    """Factor of "gpg"; 0: samples / samples with a gradient."""
+
+    loss: str = "ppo_clip"
+    """The loss of a token."""
+    ratio_level: Literal["token", "turn", "sequence", "sequence_token", "sequence_sum"] = "token"
+    """What the policy ratio is taken over: a token; a turn; all turns of a role in an episode (geometric mean; per
+    token with a stopped gradient; or their product)."""
+    aggregation: str = "token_mean"
+    """How token losses become the loss of one optimizer step."""
+    length_norm: int = Field(1024, ge=1)
+    """The constant length of "token_sum_norm"."""
+    clip_low: float = Field(0.2, gt=0, lt=1)
+    """The ratio is clipped below at 1 - clip_low."""
+    clip_high: float = Field(0.28, gt=0)
+    """The ratio is clipped above at 1 + clip_high."""
+    dual_clip: float = Field(0.0, ge=0)
+    """Bounds the loss of a negative advantage at this many times its size; 0: no bound, else above 1."""
+    ratio_cap: float = Field(0.0, ge=0)
+    """Caps the ratio in the unclipped branch (TRL's delta); 0: no cap, else above 1 + clip_high."""
+    cispo_cap: float = Field(5.0, gt=0)
+    """Absolute cap of CISPO's weight."""
+    cispo_floor: float = Field(0.0, ge=0)
+    """Absolute floor of CISPO's weight."""
+    sapo_temperature_positive: float = Field(1.0, gt=0)
+    """Of SAPO's gate, for positive advantages."""
+    sapo_temperature_negative: float = Field(1.05, gt=0)
+    """Of SAPO's gate, for negative advantages."""
+    gmpo_clip: float = Field(0.4, gt=0)
+    """GMPO clips log-ratios at this."""
+    dppo_delta: float = Field(0.2, gt=0, lt=1)
+    """DPPO drops tokens whose probability moved further than this."""
+    dppo_cap: float = Field(3.0, gt=0)
+    """Cap of DPPO's weight."""
+    dro_beta: float = Field(0.1, gt=0)
+    """Weight of DRO's quadratic term."""
+    cov_share: float = Field(2e-4, gt=0, le=1)
+    """Share of tokens that "clip_cov" and "kl_cov" pick, at least one."""
+    kl_cov_coefficient: float = Field(1.0, ge=0)
+    """Weight of the KL of the tokens that "kl_cov" picks."""
+    high_entropy_share: float = Field(1.0, gt=0, le=1)
+    """Only this share of tokens, those of highest entropy, is trained on; 1: all."""
+
+    kl_coefficient: float = Field(0.0, ge=0)
+    """Weight of the KL from the reference; 0 computes no reference log-probs."""
+    kl_estimator: str = "k3"
+    """How that KL is estimated from a token's log-probs."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Where it is added: to the loss, or, summed over an episode's tokens, taken off the reward."""
+    kl_target: float = Field(0.0, ge=0)
+    """The coefficient adapts so that the KL comes near this; 0: it is constant."""
+    kl_horizon: int = Field(10_000, ge=1)
+    """Episodes over which it adapts."""
+    kl_reference: Literal["start", "base"] = "start"
+    """The reference: a frozen copy of the policy as RL starts (so the KL starts at 0), or the bare base."""
+    entropy_coefficient: float = Field(0.0, ge=0)
+    """Weight of an entropy bonus."""
+    entropy_target: float = Field(0.0, ge=0)
+    """The bonus's weight rises by `entropy_step` while the entropy is below this, and falls above; 0: constant."""
+    entropy_step: float = Field(0.005, gt=0)
+    """See `entropy_target`."""
+
+    correction: str = "off"
+    """What is done about a sampler whose probabilities differ from the learner's."""
+    correction_high: float = Field(2.0, gt=0)
+    """Its upper bound."""
+    correction_low: float = Field(0.0, ge=0)
+    """Its lower bound."""
+    off_policy_mask: float = Field(0.0, ge=0)
+    """Sequences with a negative advantage whose mean log-prob fell by more than this are dropped; 0: none."""
+
+    truncated: Literal["mask", "zero", "soft_overlong", "none"] = "none"
+    """An episode cut off for its length: left out of the loss but not of the baseline, paid nothing, paid less and
+    less as it gets long, or paid as usual."""
+    overlong_length: int = Field(1024, ge=1)
+    """Tokens of a role in an episode beyond which "soft_overlong" takes off 1."""
+    overlong_cache: int = Field(256, ge=1)
+    """The last tokens before that, over which the penalty grows."""
+    filter_groups: Literal["none", "zero_std", "range"] = "none"
+    """Groups that are played again with other tasks: where all have the same raw reward, or a mean out of range."""
+    filter_low: float = 0.0
+    """A group is in range if its mean reward is above this,"""
+    filter_high: float = 1.0
+    """and below this."""
+    max_rounds: int = Field(1, ge=1)
+    """Rounds of sampling in a step; what is still missing then is missing."""
+
+    @property
+    def settings(self) -> AdvantageSettings:
+        """The constants of the advantage functions."""
+        return AdvantageSettings(
+            self.advantage_ddof, self.advantage_epsilon, divide_by_std=self.passk_std, gpg_alpha=self.gpg_scale or None
+        )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _apply_preset(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and values.get("preset") in PRESETS:
+            return {**PRESETS[values["preset"]], **values}
+        return values
+
+    @field_validator(*MENUS)
+    @classmethod
+    def _is_on_the_menu(cls, value: str | None, info: Any) -> str | None:
+        names = list(MENUS[info.field_name])
+        if value is not None and value not in names:
+            raise ValueError(f"no such {info.field_name}{suggest(value, names)}; one of {', '.join(names)}")
+        return value
