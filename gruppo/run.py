@@ -35,6 +35,7 @@ from gruppo.teams.solver import SolverConfig
 from gruppo.tools.python import PythonTool
 from gruppo.tools.search import BM25Index, Passage
 from gruppo.tools.wikipedia import WikipediaTool
+from gruppo.training.alarms import AlarmsConfig
 from gruppo.training.grpo import GRPOConfig
 from gruppo.training.learner import Learner, ModelConfig, PolicyConfig
 from gruppo.training.sft import SFTConfig
@@ -147,6 +148,7 @@ class RunConfig(Config):
     credit: CreditConfig = CreditConfig()
     sft: SFTConfig = SFTConfig()
     train: GRPOConfig = GRPOConfig()
+    alarms: AlarmsConfig = AlarmsConfig()
     eval: EvalConfig = EvalConfig()
 
 

@@ -21,6 +21,7 @@ from gruppo.evaluation.wording import points
 from gruppo.log import Log
 from gruppo.run import Assembly, RunConfig, assemble, choose_demonstrations, demonstrate, make_tasks, of_families
 from gruppo.store import Run
+from gruppo.training.alarms import Alarms
 from gruppo.training.grpo import Parts, check, grpo
 from gruppo.training.grpo import load as load_checkpoint
 from gruppo.training.sft import sft
@@ -37,7 +38,7 @@ def train(config: RunConfig, out: Path, resume: bool, log: Log) -> dict[str, Any
     """
     started = time.monotonic()
     assembly = assemble(config)
-    check(config.train, assembly.rollout)
+    check(config.train, assembly.rollout, config.algorithm, config.credit)
     splits = {"train": True, "validation": config.train.eval_every, "test": config.eval.stages}
     tasks = {split: make_tasks(config, split) for split, used in splits.items() if used}
     shown = choose_demonstrations(config, tasks["train"]) if config.sft.steps else None
@@ -134,6 +135,7 @@ def parts_of(stages: Stages) -> Parts:
         tasks=stages.tasks["train"],
         algorithm=config.algorithm,
         credit=config.credit,
+        alarms=Alarms(config.alarms, config.train.attempts, config.train.updates),
         seed=config.seed,
         log=stages.log,
         measure=rollout_metrics,

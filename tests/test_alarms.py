@@ -117,13 +117,8 @@ def sick(name: str) -> list[dict[str, float | str]]:
     return records
 
 
-def steps_of(watch: Alarms, records, name: str, metric: str = "") -> list[int]:
-    return [
-        record["step"]
-        for record in records
-        for raised in watch.check(record)
-        if raised.name == name and raised.metric == (metric or raised.metric)
-    ]
+def steps_of(watch: Alarms, records, name: str) -> list[int]:
+    return [record["step"] for record in records for raised in watch.check(record) if raised.name == name]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -140,9 +135,13 @@ def test_every_alarm_has_a_sick_run() -> None:
 def test_a_sick_run_raises_its_alarm_at_the_right_step_and_then_once_per_window(name: str) -> None:
     metric, _, expected = SICK[name]
     judged = {"groups/dropped": "groups/no_signal", "outcomes/max_tokens": "truncated"}.get(metric, metric)
-    assert steps_of(alarms(), sick(name), name, judged) == expected
-    related = {raised.metric for watch in [alarms()] for record in sick(name) for raised in watch.check(record)}
-    assert related == {judged}  # the other policy is well
+    watch = alarms()
+    found = [(record["step"], raised) for record in sick(name) for raised in watch.check(record)]
+    own = [(step, raised) for step, raised in found if raised.name == name]
+    assert [step for step, _ in own] == expected
+    assert {raised.metric for _, raised in found} == {judged}  # the other policy is well
+    assert {raised.action for _, raised in own} == {"stop" if name in ("skips_in_a_row", "reward_hacking") else "log"}
+    assert all(len(raised.message) < 160 and "\n" not in raised.message for _, raised in own)
 
 
 def test_a_message_says_what_how_much_and_what_to_do() -> None:
@@ -157,21 +156,12 @@ def test_a_message_says_what_how_much_and_what_to_do() -> None:
     assert "is 0.62 in the mean of 20 values, and was 0.9 at the start" in fallen[0]
 
 
-@pytest.mark.parametrize("alarm", ALARMS, ids=lambda alarm: alarm.name)
-def test_messages_are_one_short_line_and_only_the_hopeless_stops_a_run(alarm) -> None:
-    watch = alarms()
-    found = [raised for record in sick(alarm.name) for raised in watch.check(record) if raised.name == alarm.name]
-    for raised in found:
-        assert raised.metric in raised.message and "\n" not in raised.message and len(raised.message) < 160
-        assert raised.action == ("stop" if alarm.name in ("skips_in_a_row", "reward_hacking") else "log")
-
-
 def test_settings_override_and_unknown_names_are_refused() -> None:
     strict = alarms(window=4, thresholds={"kl_high": 0.04}, actions={"kl_high": "stop"})
     assert [(raised.name, raised.action) for step in range(1, 5) for raised in strict.check(healthy(step))] == [
         ("kl_high", "stop")
     ] * len(POLICIES)
-    assert not [raised for record in sick("kl_high") for raised in alarms(enabled=False).check(record)]
+    assert not steps_of(alarms(enabled=False), sick("kl_high"), "kl_high")
     for key, text, reason in (
         ("actions", '{kl_hihg = "stop"}', "no alarm 'kl_hihg' to set: did you mean kl_high?"),
         ("thresholds", "{entropy = 1.0}", "no alarm 'entropy' to set"),

@@ -67,9 +67,8 @@ def test_a_role_is_compared_over_the_episodes_in_which_it_acted() -> None:
     )
     credit([group], ["planner", "searcher"], "grpo")
     assert advantages(group, "planner")[2] == [pytest.approx(0.866024, abs=1e-5)]
-    assert advantages(group, "searcher") == [
-        [pytest.approx(1.154701, abs=1e-5)], [pytest.approx(-0.57735, abs=1e-5)] * 3, [], [pytest.approx(-0.57735, abs=1e-5)],
-    ]  # fmt: skip
+    low = pytest.approx(-0.57735, abs=1e-5)
+    assert advantages(group, "searcher") == [[pytest.approx(1.154701, abs=1e-5)], [low] * 3, [], [low]]
 
 
 def test_turns_that_saw_the_same_prompt_are_compared_beside_the_episodes() -> None:

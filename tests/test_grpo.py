@@ -5,118 +5,24 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
+from small_run import config_of, fingerprints, noise, parts_of, play, quiet
 
 from gruppo.algorithms import AlgorithmConfig
 from gruppo.algorithms.batching import Row, merge, microbatches, rows_of
 from gruppo.algorithms.credit import Terms, assign
-from gruppo.config import dump, load
 from gruppo.errors import CheckpointError, ConfigError, UserError
-from gruppo.evaluation.metrics import rollout_metrics
-from gruppo.log import Log
-from gruppo.run import Assembly, RunConfig, assemble, make_tasks
+from gruppo.run import assemble
 from gruppo.stages import report_of, train
 from gruppo.store import Run
 from gruppo.training.grpo import Parts, begin, check, grpo
 from gruppo.training.update import Coefficients, Step, accumulate, update, weighted
-from gruppo.types import Episode, Group, Reward, Task
-
-# The verifier is cut off before it can say "stop", so every episode has as many plans as steps.
-CONFIG = """
-[model]
-base = "tiny"
-threads = 1
-[policies.planner]
-rank = 4
-learning_rate = 1e-2
-[policies.executor]
-rank = 4
-learning_rate = 1e-2
-[policies.spare]
-rank = 4
-[roles.planner]
-policy = "planner"
-temperature = 2.0
-max_tokens = 4
-[roles.executor]
-policy = "executor"
-max_tokens = 6
-[roles.verifier]
-policy = "spare"
-trained = false
-max_tokens = 1
-[roles.writer]
-temperature = 0.0
-max_tokens = 4
-[team.solver]
-prompts = "compact"
-max_steps = 2
-[tools]
-names = ["wikipedia"]
-[tasks]
-num_train = 6
-families = ["lookup"]
-[train]
-steps = 2
-tasks_per_step = 2
-attempts = 4
-"""
-
-
-def noise(task: Task, episodes: Sequence[Episode]) -> list[float]:
-    """A reward that differs between attempts whatever the base can do and depends on what was sampled."""
-    return [e.attempt + sum(sum(turn.action_ids) for turn in e.turns) % 97 / 97 for e in episodes]
-
-
-def config_of(tmp_path: Path, **overrides: str) -> RunConfig:
-    file = tmp_path / "config.toml"
-    file.write_text(CONFIG)
-    return load(RunConfig, [file], {key.replace("__", "."): value for key, value in overrides.items()})
-
-
-def quiet() -> Log:
-    return Log(Console(quiet=True))
-
-
-@contextmanager
-def parts_of(config: RunConfig, out: Path, reward: Reward = noise, resume: bool = False) -> Iterator[Parts]:
-    assembly: Assembly = assemble(config)
-    rollout = replace(assembly.rollout, rewards={"noise": (reward, 1.0)})
-    with Run.resume(out) if resume else Run.create(out, dump(config)) as run:
-        yield Parts(
-            run=run,
-            learner=assembly.learner,
-            rollout=rollout,
-            tasks=make_tasks(config, "train"),
-            algorithm=config.algorithm,
-            credit=config.credit,
-            seed=config.seed,
-            log=quiet(),
-            measure=rollout_metrics,
-            evaluate=lambda step: {"eval/success": float(step)},
-        )
-    assembly.close()
-
-
-def play(tmp_path: Path, name: str, reward: Reward = noise, **overrides: str) -> tuple[Parts, list[dict[str, Any]]]:
-    """A whole run of the hub in a folder of its own: its parts, and its metrics."""
-    config = config_of(tmp_path, **overrides)
-    with parts_of(config, tmp_path / name, reward) as parts:
-        grpo(parts, config.train)
-        return parts, parts.run.read_metrics()
-
-
-def fingerprints(parts: Parts) -> dict[str, str]:
-    return {policy: parts.learner.fingerprint(policy) for policy in parts.learner.policies}
-
+from gruppo.types import Episode, Group, Task
 
 # ---- the hub --------------------------------------------------------------------------------------------------------
 
@@ -261,7 +167,7 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path) -> None:
     ):
         config = config_of(tmp_path, **override)
         with pytest.raises(ConfigError, match=message):
-            check(config.train, assemble(config).rollout)
+            check(config.train, assemble(config).rollout, config.algorithm, config.credit)
 
 
 # ---- one update -----------------------------------------------------------------------------------------------------

@@ -266,6 +266,8 @@ def test_chosen_tokens_lose_their_gradient_or_are_held_back() -> None:
     assert not gradient[:, 0].any() and gradient[:, 1].all()
     losses, _, _ = evaluate("kl_cov", tokens=tokens, kl_cov_coefficient=0.1)
     same(losses, -NEW.sub(OLD).exp() * ADVANTAGES + torch.tensor([0.02, 0, 0, 0, 0]))
+    for name in ("clip_cov", "kl_cov"):  # and the objective does not take the others away from them
+        assert torch.equal(objective(NEW, tokens, ObjectiveSettings(name))[0], evaluate(name, tokens=tokens)[0])
 
 
 def test_only_tokens_of_high_entropy_are_trained_and_the_bonus_is_of_all() -> None:

@@ -5,7 +5,7 @@ A new one is one function in its file and one entry in the dict at that file's e
 
 from gruppo.algorithms.advantages import ADVANTAGES, NEEDS_GREEDY
 from gruppo.algorithms.aggregations import AGGREGATIONS
-from gruppo.algorithms.config import AlgorithmConfig
+from gruppo.algorithms.config import AlgorithmConfig, clashes
 from gruppo.algorithms.corrections import CORRECTIONS
 from gruppo.algorithms.credit import CreditConfig
 from gruppo.algorithms.kl import KLS
@@ -14,5 +14,5 @@ from gruppo.algorithms.presets import PRESETS
 
 __all__ = [
     "ADVANTAGES", "AGGREGATIONS", "CORRECTIONS", "KLS", "LOSSES", "NEEDS_GREEDY", "PRESETS", "AlgorithmConfig",
-    "CreditConfig",
+    "CreditConfig", "clashes",
 ]  # fmt: skip

@@ -18,8 +18,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 
-from gruppo.types import Group
-
 EPSILON = 1e-6
 TOLERANCE = 1e-6  # rewards closer than this (relative) are equal: their float residue must not become a signal
 WHITENING_EPSILON = 1e-8  # added to the variance, not to its root
@@ -337,21 +335,3 @@ GROUP_RELATIVE = frozenset(ADVANTAGES) - {"reinforce++", "remax"}
 """Whose baseline is the group: one member, or rewards without spread (of gdpo: scores), give no signal."""
 NEEDS_GREEDY = frozenset({"remax"})
 NEEDS_SCORES = frozenset({"gdpo"})
-
-
-def role_advantages(groups: Sequence[Group], role: str, advantage: Advantage) -> dict[tuple[str, int], float]:
-    """(group id, attempt) -> advantage of `role`, for the groups that hold a signal for it.
-
-    Only episodes in which the role acted and whose reward for it is known take part; other groups are absent.
-    """
-    found: dict[tuple[str, int], float] = {}
-    for group in groups:
-        acted = [episode for episode in group.episodes if any(turn.role == role for turn in episode.turns)]
-        scored = [(episode, episode.reward_of(role)) for episode in acted]
-        kept = [(episode, reward) for episode, reward in scored if reward is not None]
-        rewards_G = [reward for _, reward in kept]
-        assert all(map(math.isfinite, rewards_G)), f"group {group.id}: rewards must be finite"
-        if has_signal(rewards_G):
-            for (episode, _), value in zip(kept, advantage(rewards_G), strict=True):
-                found[group.id, episode.attempt] = value
-    return found

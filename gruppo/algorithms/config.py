@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -10,8 +10,9 @@ from pydantic import Field, field_validator, model_validator
 from gruppo.algorithms.advantages import ADVANTAGES, AdvantageSettings
 from gruppo.algorithms.aggregations import AGGREGATIONS
 from gruppo.algorithms.corrections import CORRECTIONS
+from gruppo.algorithms.credit import CreditConfig
 from gruppo.algorithms.kl import KLS
-from gruppo.algorithms.losses import LOSSES
+from gruppo.algorithms.losses import LOSSES, TREATS_CHOSEN_APART
 from gruppo.algorithms.presets import PRESETS
 from gruppo.config import Config, suggest
 
@@ -19,6 +20,9 @@ MENUS: Mapping[str, Iterable[str]] = {
     "preset": PRESETS, "advantage": ADVANTAGES, "loss": LOSSES, "aggregation": AGGREGATIONS, "kl_estimator": KLS,
     "correction": CORRECTIONS,
 }  # fmt: skip
+
+
+RATIO_LOSSES = frozenset({"ppo_clip", "cispo", "sapo", "clip_cov", "kl_cov"})  # those that read `ratio_level`
 
 
 class AlgorithmConfig(Config):
@@ -33,7 +37,7 @@ class AlgorithmConfig(Config):
     """1: sample standard deviation; 0: that of a population."""
     advantage_epsilon: float = Field(1e-6, gt=0)
     """Added to the standard deviation."""
-    passk_std: bool = False
+    passk_std: bool = True
     """Whether "passk" divides by the standard deviation."""
     gpg_scale: float = Field(0.0, ge=0)
     """Factor of "gpg"; 0: samples / samples with a gradient."""
@@ -143,3 +147,42 @@ class AlgorithmConfig(Config):
         if value is not None and value not in names:
             raise ValueError(f"no such {info.field_name}{suggest(value, names)}; one of {', '.join(names)}")
         return value
+
+
+def clashes(algorithm: AlgorithmConfig, credit: CreditConfig) -> Iterator[str]:
+    """What in these settings can't work together, each as one line that says what to do instead."""
+    name, level = algorithm.advantage, algorithm.ratio_level
+    if algorithm.loss == "sft":
+        yield "algorithm.loss = 'sft' learns what is shown, whatever its advantage; use 'reinforce', or gruppo sft"
+    if level != "token" and algorithm.loss not in RATIO_LOSSES:
+        yield (
+            f"algorithm.ratio_level = {level!r}: loss {algorithm.loss!r} has a ratio of its own; "
+            f"use 'token', or a loss of {', '.join(sorted(RATIO_LOSSES))}"
+        )
+    if algorithm.loss in TREATS_CHOSEN_APART and algorithm.high_entropy_share < 1:
+        yield f"algorithm.high_entropy_share: loss {algorithm.loss!r} picks tokens itself; leave it at 1"
+    if credit.outcome != "broadcast" and credit.compare == "task":
+        yield (
+            f"credit.outcome = {credit.outcome!r} gives each turn its own return, for which the episodes of a task are "
+            "no baseline; set credit.compare to 'turn' or 'state'"
+        )
+    if name in ("remax", "gdpo", "opo") and credit.compare != "task":
+        yield f"credit.compare = {credit.compare!r}: advantage {name!r} judges whole episodes; use 'task'"
+    if algorithm.kl_target and not algorithm.kl_coefficient:
+        yield "algorithm.kl_target: a coefficient of 0 can't adapt; give algorithm.kl_coefficient where it starts"
+    if algorithm.truncated == "soft_overlong" and algorithm.overlong_cache > algorithm.overlong_length:
+        yield (
+            f"algorithm.overlong_cache = {algorithm.overlong_cache} is longer than "
+            f"algorithm.overlong_length = {algorithm.overlong_length}"
+        )
+    if algorithm.max_rounds > 1 and algorithm.filter_groups == "none":
+        yield "algorithm.max_rounds: nothing is filtered, so there is no second round; set algorithm.filter_groups"
+    if algorithm.dual_clip and algorithm.dual_clip <= 1:
+        yield f"algorithm.dual_clip = {algorithm.dual_clip}: must be above 1, or 0 for none"
+    if algorithm.ratio_cap and algorithm.ratio_cap <= 1 + algorithm.clip_high:
+        yield f"algorithm.ratio_cap = {algorithm.ratio_cap}: must be above 1 + clip_high, or 0 for none"
+    if not algorithm.correction_low <= 1 <= algorithm.correction_high:
+        yield (
+            f"algorithm.correction_low = {algorithm.correction_low}, correction_high = {algorithm.correction_high}: "
+            "1, a perfect match, must lie between them"
+        )

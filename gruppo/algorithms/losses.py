@@ -76,8 +76,9 @@ def ppo_clip(new_N: Tensor, tokens: Tokens, settings: LossSettings) -> tuple[Ten
     free_N = ratio_N if settings.ratio_cap is None else ratio_N.clamp(max=settings.ratio_cap)
     losses_N = -torch.minimum(free_N * advantages_N, bounded_N * advantages_N)
     if settings.dual_clip is not None:
-        most_N = -settings.dual_clip * advantages_N
-        losses_N = torch.where(advantages_N < 0, torch.minimum(losses_N, most_N), losses_N)
+        losses_N = torch.minimum(
+            losses_N, settings.dual_clip * advantages_N.abs()
+        )  # losses of good tokens are negative
     return losses_N, sums_of(new_N, tokens, ratio_N, losses_N != -(ratio_N * advantages_N))
 
 

@@ -86,7 +86,8 @@ def rollout_metrics(groups: Sequence[Group], success: Success = solved) -> dict[
     """One training step's rollouts as flat numbers for the metrics record.
 
     `reward/std` is over all scored episodes, `reward/group_std` the mean spread within a group: what the baseline has
-    to work with. `reward_of/<role>` is the mean reward of its turns, where turns have one. `success` is over judged episodes.
+    to work with. `reward_of/<role>` is the mean reward of its turns, where turns have one.
+    `success` is over judged episodes.
     `turns/mean` and `turns/<role>` are per episode, `tokens/<role>` action tokens per turn of that role;
     `outcomes/<name>` are fractions of all episodes; `unscorable` counts those without reward, infrastructure included.
     """

@@ -13,7 +13,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from statistics import fmean, pvariance
+from functools import cache
+from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, field_validator
@@ -80,7 +81,7 @@ def rose(values: Sequence[float], window: int, threshold: float) -> Finding | No
 def in_a_row(values: Sequence[float], window: int, threshold: float) -> Finding | None:
     """The last `threshold` values are all above zero."""
     count = next((index for index, value in enumerate(reversed(values)) if not value > 0), len(values))
-    return Finding(count, f"is above 0 for the {count}th step in a row") if count >= threshold else None
+    return Finding(count, f"is above 0, {count} steps in a row") if count >= threshold else None
 
 
 def not_finite(values: Sequence[float], window: int, threshold: float) -> Finding | None:
@@ -90,8 +91,13 @@ def not_finite(values: Sequence[float], window: int, threshold: float) -> Findin
 
 def _fall(before: Sequence[float], after: Sequence[float]) -> float:
     """How far the mean fell, less what chance explains (two standard errors): a noisy metric is no alarm."""
-    noise = math.sqrt(pvariance(before) / len(before) + pvariance(after) / len(after))
-    return fmean(before) - fmean(after) - 2 * noise
+    return fmean(before) - fmean(after) - 2 * math.hypot(_error(before), _error(after))
+
+
+def _error(values: Sequence[float]) -> float:
+    """The standard error of the mean."""
+    mean = fmean(values)
+    return math.hypot(*(value - mean for value in values)) / len(values)
 
 
 def _mean(mean: float, window: int) -> str:
@@ -153,6 +159,12 @@ ALARMS = (
 )  # fmt: skip
 
 
+@cache
+def alarms_on(metric: str) -> tuple[Alarm, ...]:
+    """The alarms that watch a metric, in the order of the table."""
+    return tuple(alarm for alarm in ALARMS if fnmatchcase(metric, alarm.metric))
+
+
 class AlarmsConfig(Config):
     """Which alarms ring when, and what follows."""
 
@@ -200,6 +212,11 @@ class Alarms:
         self.config, self.attempts, self.updates = config, attempts, updates
         self.replay([])
 
+    @property
+    def may_skip(self) -> bool:
+        """Whether some alarm asks for a step's update to be left out."""
+        return self.config.enabled and "skip" in self.config.actions.values()
+
     def replay(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Forget everything, then see `records` again: those that `check` saw, oldest first, null for NaN."""
         self._num_records = 0
@@ -209,7 +226,7 @@ class Alarms:
             self.check(record)
 
     def check(self, record: Mapping[str, Any]) -> list[Raised]:
-        """The alarms that a step's record raises, in the order of the table. Metrics that it lacks raise none."""
+        """The alarms that a step's record raises, metric by metric. What it lacks raises none."""
         if not self.config.enabled:
             return []
         now = self._numbers(record)
@@ -217,8 +234,7 @@ class Alarms:
         for metric, value in now.items():
             if math.isfinite(value):
                 self._values[metric].append(value)
-        matching = ((alarm, metric) for alarm in ALARMS for metric in now if fnmatchcase(metric, alarm.metric))
-        found = [self._judge(alarm, metric, now[metric]) for alarm, metric in matching]
+        found = [self._judge(alarm, metric, value) for metric, value in now.items() for alarm in alarms_on(metric)]
         return [raised for raised in found if raised]
 
     def _judge(self, alarm: Alarm, metric: str, value: float) -> Raised | None:

@@ -14,15 +14,16 @@ from typing import Any
 
 from pydantic import Field
 
-from gruppo.algorithms import AlgorithmConfig, CreditConfig
+from gruppo.algorithms import AlgorithmConfig, CreditConfig, clashes
 from gruppo.algorithms.batching import rows_of, shares_of
 from gruppo.algorithms.credit import Terms, assign
-from gruppo.config import Config
+from gruppo.config import Config, suggest
 from gruppo.data.base import TaskSet
 from gruppo.errors import CheckpointError, ConfigError, UserError
 from gruppo.log import Log
 from gruppo.rollout import Rollout
 from gruppo.store import Checkpoint, Run
+from gruppo.training.alarms import Alarms, AlarmsConfig
 from gruppo.training.learner import Learner
 from gruppo.training.sampling import collect, kl_penalties
 from gruppo.training.update import Coefficients, Step, adapted, update
@@ -72,6 +73,7 @@ class Parts:
     log: Log
     measure: Callable[[Sequence[Group]], dict[str, float]]  # rollouts -> metrics
     evaluate: Callable[[int], dict[str, float]]  # step -> metrics on held-out tasks
+    alarms: Alarms = field(default_factory=lambda: Alarms(AlarmsConfig(), attempts=1))
     coefficients: dict[str, Coefficients] = field(default_factory=dict)  # by policy; they change as training goes on
 
 
@@ -95,6 +97,7 @@ def grpo(parts: Parts, config: GRPOConfig) -> None:
             rows = {policy: rows_of(kept, policy, whole) for policy in learner.policies}
             record["groups/dropped"] = len(played) - len({row.episode[0] for own in rows.values() for row in own})
 
+            before = learner.snapshot() if parts.alarms.may_skip else None
             scale = min(1.0, (step + 1) / (config.warmup_steps + 1))
             for policy, own in rows.items():
                 how = Step(algorithm, parts.coefficients[policy], scale, config.max_grad_norm, config.microbatch_tokens)
@@ -111,10 +114,13 @@ def grpo(parts: Parts, config: GRPOConfig) -> None:
             run.write_episodes(f"grpo-{step + 1:06d}", played)
             if config.eval_every and (step + 1) % config.eval_every == 0:
                 record |= parts.evaluate(step + 1)
+            stop = obey(parts, record, before)
             run.append_metrics(record)
             if (step + 1) % config.save_every == 0 or step + 1 == config.steps:
                 run.save_checkpoint(step + 1, learner.save, state(parts, step + 1))
                 run.prune(config.keep_last)
+            if stop:
+                raise UserError(f"stopped at step {step + 1}: {stop}")
             progress.advance(
                 num_episodes=sum(len(group.episodes) for group in played),
                 reward_mean=record.get("reward/mean"),
@@ -147,6 +153,22 @@ def terms_of(parts: Parts, config: GRPOConfig, groups: Sequence[Group], greedy: 
     )
 
 
+def obey(parts: Parts, record: dict[str, Any], before: Mapping[str, Any] | None) -> str:
+    """Say the alarms that a record raises, and do what they ask for; returns why the run must stop, or nothing."""
+    raised = parts.alarms.check(record)
+    if not raised:
+        return ""
+    record["alarms"] = ", ".join(alarm.name for alarm in raised)
+    for alarm in raised:
+        parts.log.say(f"alarm {alarm.name} at step {record['step']}: {alarm.message}")
+    actions = {alarm.action for alarm in raised}
+    if "restore" in actions and (checkpoint := parts.run.latest_checkpoint()):
+        load(parts.learner, checkpoint)
+    elif "skip" in actions and before is not None:
+        parts.learner.restore(before)
+    return "; ".join(alarm.message for alarm in raised if alarm.action == "stop")
+
+
 def begin(parts: Parts) -> int:
     """Optimizers, references and weights as the first step to come needs them; returns the number of steps done."""
     learner, run = parts.learner, parts.run
@@ -165,6 +187,7 @@ def begin(parts: Parts) -> int:
         raise CheckpointError(f"{checkpoint.path}: was trained on other tasks; start a new run with --out")
     parts.coefficients.update({name: Coefficients(**v) for name, v in checkpoint.state["coefficients"].items()})
     run.truncate_metrics(lambda record: record.get("stage") != "grpo" or record["step"] <= checkpoint.step)
+    parts.alarms.replay(record for record in run.read_metrics() if record.get("stage") == "grpo")
     return checkpoint.step
 
 
@@ -191,13 +214,26 @@ def state(parts: Parts, step: int) -> dict[str, Any]:
     }
 
 
-def check(config: GRPOConfig, rollout: Rollout) -> None:
+def check(config: GRPOConfig, rollout: Rollout, algorithm: AlgorithmConfig, credit: CreditConfig) -> None:
     """Refuse what can't be trained. Raises ConfigError."""
+    trained = {role.name for role in rollout.roles.values() if role.trainable}
     for role in rollout.roles.values():
         if role.trainable and (role.sampling.top_p < 1 or role.sampling.temperature == 0):
             raise ConfigError(
                 f"roles.{role.name}: a trained role samples with top_p = 1 and temperature > 0, "
                 f"not top_p = {role.sampling.top_p}, temperature = {role.sampling.temperature}"
             )
-    if not any(role.trainable for role in rollout.roles.values()):
+    if not trained:
         raise ConfigError("no role is trained: give one a policy, as in [roles.planner] policy = 'planner'")
+    for table, roles in (("team", credit.team), ("own", credit.own)):
+        for name in roles:
+            if name not in trained:
+                raise ConfigError(f"credit.{table}.{name}: no trained role{suggest(name, trained)}")
+    if any(credit.own.values()) and not credit.turn_rewards:
+        raise ConfigError("credit.own: turns have no rewards of their own; name some in credit.turn_rewards")
+    if config.attempts < credit.min_group:
+        raise ConfigError(
+            f"train.attempts = {config.attempts}: no group would have credit.min_group = {credit.min_group} episodes"
+        )
+    for reason in clashes(algorithm, credit):
+        raise ConfigError(reason)

@@ -244,6 +244,23 @@ class Learner:
         optimizer.zero_grad(set_to_none=True)
         return norm
 
+    def snapshot(self) -> dict[str, Any]:
+        """All trainable weights, optimizer states and versions as they are now, for `restore`."""
+        weights = {name: [p.detach().clone() for p in self.parameters(name).values()] for name in self.policies}
+        states = {name: deepcopy(optimizer.state_dict()) for name, optimizer in self._optimizers.items()}
+        return {"weights": weights, "states": states, "versions": dict(self.versions)}
+
+    @torch.no_grad()
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Go back to a snapshot, bit for bit."""
+        for name, tensors in snapshot["weights"].items():
+            for parameter, tensor in zip(self.parameters(name).values(), tensors, strict=True):
+                parameter.copy_(tensor)
+        for name, state in snapshot["states"].items():
+            self._optimizers[name].load_state_dict(state)
+        self.versions.update(snapshot["versions"])
+        self._merged = None
+
     # ---- saving --------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:

@@ -104,7 +104,7 @@ def update(learner: Learner, policy: str, shares: Sequence[Sequence[Row]], step:
             norm = learner.step(policy, step.learning_rate_scale, step.max_grad_norm)
             metrics["grad_norm"] += norm / len(shares)
             metrics["skipped"] += not math.isfinite(norm)
-    per_token = ("clipped", "ratio", "kl_old", "kl", "weight", "rejected", "unknown", "entropy")
+    per_token = ("clipped", "ratio", "kl_old", "kl", "weight", "rejected", "infinite", "unknown", "entropy")
     seen = metrics["seen"] or 1.0
     found = {name: metrics[name] / seen for name in per_token if name in metrics}
     found |= {name: metrics[name] for name in ("loss", "grad_norm", "skipped") if name in metrics}
@@ -128,8 +128,8 @@ def can_merge(step: Step) -> bool:
     """Whether the step's gradient is linear in the rows' advantages, so that equal rows add up."""
     algorithm = step.algorithm
     linear = algorithm.loss in LINEAR_ON_POLICY and algorithm.ratio_level in ("token", "turn")
-    plain = not (step.kl_in_loss or step.coefficients.entropy or algorithm.off_policy_mask or chooses(algorithm))
-    return linear and plain
+    terms = step.kl_in_loss or step.coefficients.entropy or algorithm.off_policy_mask or chooses(algorithm)
+    return linear and not terms and algorithm.correction == "off"
 
 
 def chooses(algorithm: AlgorithmConfig) -> bool:
@@ -190,7 +190,8 @@ def accumulate(learner: Learner, policy: str, packs: Sequence[Pack], step: Step)
     losses_N, sums = objective(new_N, tokens, step.objective)
     loss = (losses_N * batch.weights_N).sum()
     loss.backward()
-    entropy = -batch.sampled_N.nan_to_num().sum()  # an estimate, from the log-probs of what was sampled
+    known_N = batch.sampled_N[batch.sampled_N.isfinite()]
+    entropy = -known_N.mean() * len(new_N) if len(known_N) else torch.tensor(0.0)  # estimated by what was sampled
     sums |= {"loss": loss.detach(), "seen": torch.tensor(len(new_N)), "entropy": entropy, **mismatch_sums(tokens)}
     return {name: float(value) for name, value in sums.items()}
 
