@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 SEED ?= 0
 OUT ?= runs/quickstart
 
-.PHONY: quickstart test test-all lint tiny-model clean
+.PHONY: quickstart test test-all lint parity tiny-model clean
 
 quickstart: $(VENV)/installed ## the main job: a team learns, the report proves it
 	$(BIN)/gruppo quickstart --seed $(SEED) --out $(OUT)
@@ -15,6 +15,10 @@ test: lint ## lint, types and the fast tests
 
 test-all: $(VENV)/installed ## all tests, the slow ones too
 	$(BIN)/python -m pytest -m "slow or not slow"
+
+parity: $(VENV)/installed ## our losses against TRL's, by running both
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[parity]"
+	$(BIN)/python -m pytest -m slow tests/test_trl_parity.py
 
 tiny-model: $(VENV)/installed ## make the embedded model anew (ten to thirty minutes)
 	$(BIN)/python scripts/make_tiny_model.py
