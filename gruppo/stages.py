@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,7 @@ def parts_of(stages: Stages) -> Parts:
         alarms=Alarms(config.alarms, config.train.attempts, config.train.updates),
         seed=config.seed,
         log=stages.log,
-        measure=rollout_metrics,
+        measure=partial(rollout_metrics, family=family_of),
         evaluate=validate,
     )
 

@@ -58,7 +58,7 @@ SICK = {
     "role_silent": ("turns/planner", None, [50]),
     "tool_calls_failing": ("tool_calls_ok", 0.5, [44]),
     "reward_hacking": ("eval/success", lambda step: 0.25 if step % 5 == 0 else None, [40, 60]),
-    "family_forgotten": ("success/lookup", 0.2, [42]),
+    "family_forgotten": ("success_of/lookup", 0.2, [42]),
 }
 
 
@@ -81,7 +81,7 @@ HEALTHY = {  # metric, with * for each policy: its value in a run that goes well
     "turns/mean": (4.0, 6.0, 0.2),
     "reward/mean": (0.4, 0.8, 0.1),
     "reward/group_std": (0.4, 0.15, 0.1),
-    "success/lookup": (0.5, 0.7, 0.1),
+    "success_of/lookup": (0.5, 0.7, 0.1),
     "eval/success": (0.5, 0.7, 0.1),
     "tool_calls_ok": (0.9, 0.9, 0.1),
     "groups/dropped": (4.0, 8.0, 0.0),

@@ -126,6 +126,8 @@ def test_rollout_metrics_of_a_step() -> None:
     assert metrics["reward/std"] == pytest.approx(math.sqrt(2 / 9))
     assert metrics["reward/group_std"] == pytest.approx(0.25)  # 0.5 in one group, 0 in the other
     assert metrics["reward_of/executor"] == 0.5
+    of_family = rollout_metrics(groups, family=lambda task: task.id)
+    assert (of_family["success_of/a"], of_family["success_of/b"]) == (0.5, 1.0) and "success_of/a" not in metrics
     assert metrics["success"] == pytest.approx(2 / 3)
     assert (metrics["outcomes/completed"], metrics["outcomes/timeout"]) == (0.75, 0.25)
     assert (metrics["unscorable"], metrics["infrastructure"], metrics["retries"]) == (1, 1, 2)

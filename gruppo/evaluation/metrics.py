@@ -82,12 +82,14 @@ def compare(
     return comparison
 
 
-def rollout_metrics(groups: Sequence[Group], success: Success = solved) -> dict[str, float]:
+def rollout_metrics(
+    groups: Sequence[Group], success: Success = solved, family: Callable[[Task], str] | None = None
+) -> dict[str, float]:
     """One training step's rollouts as flat numbers for the metrics record.
 
     `reward/std` is over all scored episodes, `reward/group_std` the mean spread within a group: what the baseline has
     to work with. `reward_of/<role>` is the mean reward of its turns, where turns have one.
-    `success` is over judged episodes.
+    `success`, and `success_of/<family>` where `family` tells it, is over judged episodes.
     `turns/mean` and `turns/<role>` are per episode, `tokens/<role>` action tokens per turn of that role;
     `outcomes/<name>` are fractions of all episodes; `unscorable` counts those without reward, infrastructure included.
     """
@@ -101,6 +103,11 @@ def rollout_metrics(groups: Sequence[Group], success: Success = solved) -> dict[
     metrics |= _rewards(groups)
     if verdicts := _verdicts(episodes, success):
         metrics["success"] = fmean(verdicts)
+    if family is not None:
+        for name in sorted({family(group.task) for group in groups}):
+            own = [episode for group in groups if family(group.task) == name for episode in group.episodes]
+            if verdicts := _verdicts(own, success):
+                metrics[f"success_of/{name}"] = fmean(verdicts)
     for outcome, count in Counter(str(episode.outcome) for episode in episodes).items():
         metrics[f"outcomes/{outcome}"] = count / len(episodes)
     behaviour = _behaviour(episodes)

@@ -155,7 +155,7 @@ ALARMS = (
     Alarm("tool_calls_failing", "tool_calls_ok", fell_from_start, 0.2, "calls get worse; pay for valid ones"),
     Alarm("reward_hacking", "eval/success", fell_from_peak, 0.1, "the reward rises all the while, so it pays for "
           "something else; mend it", "stop", window=2, reward="up"),
-    Alarm("family_forgotten", "success/*", fell_from_peak, 0.1, "the family is being forgotten; mix more of it in"),
+    Alarm("family_forgotten", "success_of/*", fell_from_peak, 0.1, "the family is being forgotten; mix more of it in"),
 )  # fmt: skip
 
 

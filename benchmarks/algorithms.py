@@ -1,0 +1,112 @@
+"""Presets against each other on the embedded world: `algorithms.py --presets dapo gspo --seeds 0 1 2 3 4 --json FILE`.
+
+Every run has the same base, demonstrations, tasks and number of episodes; only the algorithm differs. What is compared
+is greedy success on held-out tasks of families of two to four steps, none of them demonstrated. The interval of a
+preset is over its seeds (Student's t), and the difference from the first preset is paired by seed: one whose interval
+holds 0 is called noise. `--only planner` leaves the other policies as they are after the demonstrations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import tempfile
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from gruppo.algorithms import PRESETS
+from gruppo.config import load
+from gruppo.log import Log
+from gruppo.run import RunConfig
+from gruppo.stages import train
+
+QUICKSTART = Path(__file__).parents[1] / "gruppo" / "quickstart.toml"
+DEMONSTRATED = ["compute", "lookup", "compute-lookup"]
+HARD = ["lookup-lookup", "lookup-compute", "lookup-lookup-lookup", "lookup-compute-lookup", "lookup-lookup-compute"]
+DEFAULT = ["agentic", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "sapo", "reinforce++_baseline"]
+STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}  # 95 %, by ddof
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--presets", nargs="+", default=DEFAULT, choices=[*PRESETS, "none"])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--families", nargs="+", default=HARD)
+    parser.add_argument("--only", nargs="*", default=[], help="roles to train; the others keep their policy")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="further settings for every run")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    found: dict[str, list[dict[str, Any]]] = {}
+    for seed in options.seeds:  # seed by seed, so that what is there when it is stopped is balanced
+        for preset in options.presets:
+            found.setdefault(preset, []).append(play(preset, seed, options))
+            print(preset, found[preset][-1], flush=True)
+            if options.json:
+                options.json.write_text(json.dumps({"options": vars(options), "runs": found}, indent=2, default=str))
+    print(table(found))
+
+
+def play(preset: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """One run in a folder that is thrown away: its success after training."""
+    overrides = {
+        "seed": str(seed),
+        "title": f"{preset}, seed {seed}",
+        "train.steps": str(options.steps),
+        "tasks.families": json.dumps([*DEMONSTRATED, *options.families]),
+        "tasks.num_test": str(60 * (len(DEMONSTRATED) + len(options.families))),
+        "train.families": json.dumps(options.families),
+        "team.solver.max_steps": "4",
+        "eval.modes": '["greedy"]',
+    }
+    if preset != "none":
+        overrides["algorithm.preset"] = preset
+    if options.only:
+        roles = ("planner", "executor", "verifier")
+        overrides |= {f"roles.{role}.trained": "false" for role in roles if role not in options.only}
+    overrides |= dict(pair.split("=", 1) for pair in options.set)
+    config = load(RunConfig, [QUICKSTART], overrides)
+    with tempfile.TemporaryDirectory() as folder:
+        summary = train(config, Path(folder) / "run", False, Log())
+    by_family = summary["by_family"]
+    hard = {stage: fmean(by_family[stage][family] for family in options.families) for stage in ("sft", "final")}
+    return {
+        "seed": seed,
+        "sft": hard["sft"],
+        "after": hard["final"],
+        "seconds": summary["seconds"],
+        **by_family["final"],
+    }
+
+
+def table(found: dict[str, list[dict[str, Any]]]) -> str:
+    """Markdown: success after training with its interval over seeds, and the paired difference from the first."""
+    first = next(iter(found.values()))
+    lines = ["| preset | success on the hard families | against the first, points |", "|---|---|---|"]
+    for preset, runs in found.items():
+        pairs = [run["after"] - other["after"] for run, other in zip(runs, first, strict=False)]
+        low, high = interval(pairs)
+        verdict = "" if runs is first else f"{100 * fmean(pairs):+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
+        verdict += ", noise" if verdict and low <= 0 <= high else ""
+        lines.append(f"| {preset} | {words([run['after'] for run in runs])} | {verdict} |")
+    return "\n".join(lines)
+
+
+def words(rates: list[float]) -> str:
+    """A mean in percent with its interval."""
+    low, high = interval(rates)
+    return f"{100 * fmean(rates):.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """The mean's 95 % interval over seeds by Student's t; unbounded for a single one."""
+    if len(values) < 2:
+        return -math.inf, math.inf
+    by = STUDENT.get(len(values) - 1, 2.0) * stdev(values) / math.sqrt(len(values))
+    return fmean(values) - by, fmean(values) + by
+
+
+if __name__ == "__main__":
+    main()
