@@ -51,4 +51,7 @@ def test_a_preset_computes_the_advantages_of_its_namesake(preset: str) -> None:
     algorithm = AlgorithmConfig(preset=preset)
     expected = ADVANTAGE.get(preset, STANDARD)
     (found,) = ADVANTAGES[algorithm.advantage]([GroupReturns("g", REWARDS, [1] * 4)], algorithm.settings)
-    assert found == pytest.approx(expected, abs=3e-6)  # REINFORCE++ whitens over the batch, here one group of one token
+    near = (
+        2e-6 if not preset.startswith("reinforce") else 5e-6
+    )  # whitened over the batch: its epsilon is under the root
+    assert found == pytest.approx(expected, abs=near)
