@@ -186,7 +186,7 @@ def test_what_can_not_be_judged_gets_no_advantage() -> None:
     counts = credit([group, alone, equal], ["p"])
     assert advantages(group, "p") == [[0.5], [-0.5], [None]]
     assert advantages(alone, "p") == [[None]] and advantages(equal, "p") == [[None]] * 3
-    assert (counts["groups/too_small"], counts["groups/no_signal"]) == (1, 1)
+    assert (counts["groups/too_small"], counts["groups/flat"]) == (1, 1)
     assert [row.episode for row in rows_of([group, alone, equal], "p")] == [("g", 0), ("g", 1)]
     assert rows_of([group], "other") == []
 

@@ -18,7 +18,7 @@ from gruppo.store import Run
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 README = (ROOT / "README.md").read_text()
-PAGES = ("README.md", "CONTRIBUTING.md", "docs/design.md", "docs/world.md", "docs/results.md")
+PAGES = ("README.md", "CONTRIBUTING.md", "docs/design.md", "docs/algorithms.md", "docs/world.md", "docs/results.md")
 PARTS = ("my_tasks.jsonl", "my_tool.py", "my_reward.py", "my_team.py")
 
 

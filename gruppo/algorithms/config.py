@@ -151,7 +151,9 @@ class AlgorithmConfig(Config):
 
 def clashes(algorithm: AlgorithmConfig, credit: CreditConfig) -> Iterator[str]:
     """What in these settings can't work together, each as one line that says what to do instead."""
-    name, level = algorithm.advantage, algorithm.ratio_level
+    yield from _of_credit(algorithm, credit)
+    yield from _of_bounds(algorithm)
+    level = algorithm.ratio_level
     if algorithm.loss == "sft":
         yield "algorithm.loss = 'sft' learns what is shown, whatever its advantage; use 'reinforce', or gruppo sft"
     if level != "token" and algorithm.loss not in RATIO_LOSSES:
@@ -161,13 +163,8 @@ def clashes(algorithm: AlgorithmConfig, credit: CreditConfig) -> Iterator[str]:
         )
     if algorithm.loss in TREATS_CHOSEN_APART and algorithm.high_entropy_share < 1:
         yield f"algorithm.high_entropy_share: loss {algorithm.loss!r} picks tokens itself; leave it at 1"
-    if credit.outcome != "broadcast" and credit.compare == "task":
-        yield (
-            f"credit.outcome = {credit.outcome!r} gives each turn its own return, for which the episodes of a task are "
-            "no baseline; set credit.compare to 'turn' or 'state'"
-        )
-    if name in ("remax", "gdpo", "opo") and credit.compare != "task":
-        yield f"credit.compare = {credit.compare!r}: advantage {name!r} judges whole episodes; use 'task'"
+    if algorithm.kl_target and algorithm.kl_in == "reward":
+        yield "algorithm.kl_target: only a KL in the loss is measured at each step; set algorithm.kl_in to 'loss'"
     if algorithm.kl_target and not algorithm.kl_coefficient:
         yield "algorithm.kl_target: a coefficient of 0 can't adapt; give algorithm.kl_coefficient where it starts"
     if algorithm.truncated == "soft_overlong" and algorithm.overlong_cache > algorithm.overlong_length:
@@ -177,6 +174,27 @@ def clashes(algorithm: AlgorithmConfig, credit: CreditConfig) -> Iterator[str]:
         )
     if algorithm.max_rounds > 1 and algorithm.filter_groups == "none":
         yield "algorithm.max_rounds: nothing is filtered, so there is no second round; set algorithm.filter_groups"
+
+
+def _of_credit(algorithm: AlgorithmConfig, credit: CreditConfig) -> Iterator[str]:
+    """What the advantage can't do with the credit as it is given."""
+    name = algorithm.advantage
+    if credit.outcome != "broadcast" and credit.compare == "task":
+        yield (
+            f"credit.outcome = {credit.outcome!r} gives each turn its own return, for which the episodes of a task are "
+            "no baseline; set credit.compare to 'turn' or 'state'"
+        )
+    if name in ("remax", "gdpo", "opo") and credit.compare != "task":
+        yield f"credit.compare = {credit.compare!r}: advantage {name!r} judges whole episodes; use 'task'"
+    if name == "gdpo":
+        shaping = {"credit.team": credit.team, "credit.own": credit.own, "algorithm.kl_in": algorithm.kl_in == "reward"}
+        shaping["algorithm.truncated"] = algorithm.truncated in ("zero", "soft_overlong")
+        for key in (key for key, is_set in shaping.items() if is_set):
+            yield f"{key}: advantage 'gdpo' compares each reward function's scores, which that does not change"
+
+
+def _of_bounds(algorithm: AlgorithmConfig) -> Iterator[str]:
+    """Bounds that exclude one another."""
     if algorithm.dual_clip and algorithm.dual_clip <= 1:
         yield f"algorithm.dual_clip = {algorithm.dual_clip}: must be above 1, or 0 for none"
     if algorithm.ratio_cap and algorithm.ratio_cap <= 1 + algorithm.clip_high:

@@ -108,7 +108,7 @@ def assign(
 
     Turns of other roles, of episodes that can't be scored, and of groups without a signal get no advantage.
     """
-    counts = {"groups/too_small": 0.0, "groups/no_signal": 0.0, "episodes/masked": 0.0}
+    counts = {"groups/too_small": 0.0, "groups/flat": 0.0, "episodes/masked": 0.0}
     for episode in (episode for group in groups for episode in group.episodes):
         assert episode.reward is None or math.isfinite(episode.reward), f"{episode.group_id}: rewards must be finite"
         episode.credits = [Credit() for _ in episode.turns]
@@ -199,7 +199,7 @@ def _advantages(
         if relative and len(own) < min_group:
             counts["groups/too_small"] += 1
         elif relative and not has_signal([one.return_ for one in own]):
-            counts["groups/no_signal"] += 1
+            counts["groups/flat"] += 1
         else:
             kept.append(own)
     if not kept:

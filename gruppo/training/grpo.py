@@ -100,7 +100,9 @@ def grpo(parts: Parts, config: GRPOConfig) -> None:
             before = learner.snapshot() if parts.alarms.may_skip else None
             scale = min(1.0, (step + 1) / (config.warmup_steps + 1))
             for policy, own in rows.items():
-                how = Step(algorithm, parts.coefficients[policy], scale, config.max_grad_norm, config.microbatch_tokens)
+                how = Step(
+                    algorithm, parts.coefficients[policy], scale, config.max_grad_norm, config.microbatch_tokens, step
+                )
                 record |= update(learner, policy, shares_of(own, config.updates), how)
                 parts.coefficients[policy] = adapted(parts.coefficients[policy], algorithm, record, policy)
 

@@ -41,7 +41,8 @@ def collect(
         if algorithm.advantage in NEEDS_GREEDY:
             groups = rollout.collect(own, attempts, seed, label)
             best = rollout.at_temperature(0.0).collect(own, 1, seed, f"{label}-greedy")
-            greedy |= {group.id: one.episodes[0].reward or 0.0 for group, one in zip(groups, best, strict=True)}
+            rewards = {group.id: one.episodes[0].reward for group, one in zip(groups, best, strict=True)}
+            greedy |= {id_: reward for id_, reward in rewards.items() if reward is not None}
         else:
             groups = rollout.collect(own, attempts, seed, label)
         played += groups
