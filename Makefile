@@ -10,7 +10,9 @@ OUT ?= runs/quickstart
 quickstart: $(VENV)/installed ## the main job: a team learns, the report proves it
 	$(BIN)/gruppo quickstart --seed $(SEED) --out $(OUT)
 
-test: lint ## lint, types and the fast tests
+test: $(VENV)/installed ## ruff and the fast tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest
 
 test-all: $(VENV)/installed ## all tests, the slow ones too
@@ -23,7 +25,7 @@ parity: $(VENV)/installed ## our losses against TRL's, by running both
 tiny-model: $(VENV)/installed ## make the embedded model anew (ten to thirty minutes)
 	$(BIN)/python scripts/make_tiny_model.py
 
-lint: $(VENV)/installed ## ruff and mypy
+lint: $(VENV)/installed ## ruff and the type checker
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
