@@ -21,7 +21,6 @@ from gruppo.algorithms.advantages import (
     ADVANTAGES,
     GROUP_RELATIVE,
     NEEDS_GREEDY,
-    NEEDS_SCORES,
     AdvantageSettings,
     GroupReturns,
     centred,
@@ -231,7 +230,7 @@ def test_reinforce_pp_has_a_signal_across_groups_and_remax_against_the_greedy_ep
     assert ADVANTAGES["reinforce++"]([group([1]), group([0])], SETTINGS) == [near([0.5**0.5]), near([-(0.5**0.5)])]
     assert ADVANTAGES["remax"]([group([1], greedy=0.25)], SETTINGS) == [[0.75]]
     assert ADVANTAGES["remax"]([group([1, 0], greedy=None)], SETTINGS) == [[0.0, 0.0]]
-    assert {"remax"} == NEEDS_GREEDY and {"gdpo"} == NEEDS_SCORES
+    assert {"remax"} == NEEDS_GREEDY
 
 
 def test_silent_groups_and_episodes_without_tokens_do_not_move_the_whitening_of_the_others() -> None:

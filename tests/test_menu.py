@@ -159,7 +159,7 @@ def test_an_alarm_is_said_kept_and_obeyed(tmp_path: Path) -> None:
     back, _ = play(tmp_path, "restore", **ONE | ring, alarms__actions='{"gradient_exploding" = "restore"}')
     assert back.learner.fingerprint("planner") == start
     with pytest.raises(UserError, match="stopped at step 1: grad_norm/.* lower the learning rate"):
-        play(tmp_path, "stop", **ring, alarms__actions='{"gradient_exploding" = "stop"}')
+        play(tmp_path, "stop", **ring | {"train__save_every": "10"}, alarms__actions='{"gradient_exploding" = "stop"}')
     assert Run.open(tmp_path / "stop").list_checkpoints() == [0, 1], "nothing is lost"
     with pytest.raises(ConfigError, match="no alarm 'gradient' to set"):
         config_of(tmp_path, alarms__actions='{"gradient" = "stop"}')

@@ -334,4 +334,3 @@ ADVANTAGES: Mapping[str, Estimator] = {
 GROUP_RELATIVE = frozenset(ADVANTAGES) - {"reinforce++", "remax"}
 """Whose baseline is the group: one member, or rewards without spread (of gdpo: scores), give no signal."""
 NEEDS_GREEDY = frozenset({"remax"})
-NEEDS_SCORES = frozenset({"gdpo"})

@@ -32,7 +32,6 @@ class Row:
     old: tuple[float, ...] = ()  # log-probs before the first update; empty: those of the update itself
     entropy: tuple[float, ...] = ()  # of the distributions its tokens were drawn from, before the first update
     chosen: tuple[bool, ...] = ()  # tokens picked beforehand over the whole step; empty: all
-    advantages: tuple[float, ...] = ()  # where they differ from token to token
 
     @property
     def num_tokens(self) -> int:
@@ -210,7 +209,7 @@ def collate(packs: Sequence[Pack], pad_id: int, device: str = "cpu") -> Batch:
         predictor_N=torch.tensor([place for pack in packs for place in pack.predictors(num_predictors)], device=device),
         label_N=flat(lambda row: row.action_ids, 0, torch.long),
         sequence_N=flat(lambda row: [sequences[key_of(row)]] * len(row.action_ids), 0, torch.long),
-        advantages_N=flat(lambda row: row.advantages or [row.advantage] * len(row.action_ids), 0),
+        advantages_N=flat(lambda row: [row.advantage] * len(row.action_ids), 0),
         weights_N=flat(lambda row: [row.weight] * len(row.action_ids), 0),
         sampled_N=flat(lambda row: row.sampled, nan),
         old_N=flat(lambda row: row.old, nan),

@@ -118,7 +118,7 @@ def grpo(parts: Parts, config: GRPOConfig) -> None:
                 record |= parts.evaluate(step + 1)
             stop = obey(parts, record, before)
             run.append_metrics(record)
-            if (step + 1) % config.save_every == 0 or step + 1 == config.steps:
+            if (step + 1) % config.save_every == 0 or step + 1 == config.steps or stop:
                 run.save_checkpoint(step + 1, learner.save, state(parts, step + 1))
                 run.prune(config.keep_last)
             if stop:
@@ -165,7 +165,7 @@ def obey(parts: Parts, record: dict[str, Any], before: Mapping[str, Any] | None)
         parts.log.say(f"alarm {alarm.name} at step {record['step']}: {alarm.message}")
     actions = {alarm.action for alarm in raised}
     if "restore" in actions and (checkpoint := parts.run.latest_checkpoint()):
-        load(parts.learner, checkpoint)
+        go_back(parts, checkpoint)
     elif "skip" in actions and before is not None:
         parts.learner.restore(before)
     return "; ".join(alarm.message for alarm in raised if alarm.action == "stop")
@@ -184,13 +184,18 @@ def begin(parts: Parts) -> int:
         parts.coefficients.update(dict.fromkeys(learner.policies, first))
         run.save_checkpoint(0, learner.save, state(parts, 0))
         return 0
-    load(learner, checkpoint)
+    go_back(parts, checkpoint)
     if checkpoint.state["tasks"] != parts.tasks.fingerprint:
         raise CheckpointError(f"{checkpoint.path}: was trained on other tasks; start a new run with --out")
-    parts.coefficients.update({name: Coefficients(**v) for name, v in checkpoint.state["coefficients"].items()})
     run.truncate_metrics(lambda record: record.get("stage") != "grpo" or record["step"] <= checkpoint.step)
     parts.alarms.replay(record for record in run.read_metrics() if record.get("stage") == "grpo")
     return checkpoint.step
+
+
+def go_back(parts: Parts, checkpoint: Checkpoint) -> None:
+    """Weights, optimizers and coefficients as a checkpoint has them."""
+    load(parts.learner, checkpoint)
+    parts.coefficients.update({name: Coefficients(**v) for name, v in checkpoint.state["coefficients"].items()})
 
 
 def load(learner: Learner, checkpoint: Checkpoint) -> None:
