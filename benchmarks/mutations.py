@@ -149,7 +149,8 @@ MUTATIONS = [
     ),
     Mutation(
         "bfloat16-advantages", "0.8 becomes 0.80078: AgentFlow's rewards", "algorithms/batching.py",
-        "[row.advantage] * len(row.action_ids), 0)", "[row.advantage] * len(row.action_ids), 0, torch.bfloat16)", "mutants",
+        "[row.advantage] * len(row.action_ids), 0)",
+        "[row.advantage] * len(row.action_ids), 0, torch.bfloat16)", "mutants",
     ),
     Mutation(
         "retokenised", "the ids that are trained on are those of the text, not the sampled ones: TRL #5144, verl #6719",
