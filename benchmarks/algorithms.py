@@ -1,7 +1,7 @@
 """Presets against each other on the embedded world: `algorithms.py --presets dapo gspo --seeds 0 1 2 3 4 --json FILE`.
 
-Every run has the same base, demonstrations, tasks and number of episodes; only the algorithm differs. What is compared
-is greedy success on held-out tasks of families of two to four steps, none of them demonstrated. The interval of a
+Every run of a seed starts from the same cold start and plays the same number of episodes; only the algorithm differs.
+What is compared is greedy success on held-out tasks of families of two and three steps, none of them demonstrated. The interval of a
 preset is over its seeds (Student's t), and the difference from the first preset is paired by seed: one whose interval
 holds 0 is called noise. `--only planner` leaves the other policies as they are after the demonstrations.
 """
@@ -21,6 +21,7 @@ from gruppo.config import load
 from gruppo.log import Log
 from gruppo.run import RunConfig
 from gruppo.stages import train
+from gruppo.store import Run
 
 QUICKSTART = Path(__file__).parents[1] / "gruppo" / "quickstart.toml"
 DEMONSTRATED = ["compute", "lookup", "compute-lookup"]
@@ -33,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--presets", nargs="+", default=DEFAULT, choices=[*PRESETS, "none"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--episodes", type=int, default=20 * 128)
     parser.add_argument("--families", nargs="+", default=HARD)
     parser.add_argument("--only", nargs="*", default=[], help="roles to train; the others keep their policy")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="further settings for every run")
@@ -41,23 +42,36 @@ def main() -> None:
     options = parser.parse_args()
     found: dict[str, list[dict[str, Any]]] = {}
     for seed in options.seeds:  # seed by seed, so that what is there when it is stopped is balanced
-        for preset in options.presets:
-            found.setdefault(preset, []).append(play(preset, seed, options))
-            print(preset, found[preset][-1], flush=True)
-            if options.json:
-                options.json.write_text(json.dumps({"options": vars(options), "runs": found}, indent=2, default=str))
+        with tempfile.TemporaryDirectory() as folder:
+            demonstrate(seed, options, Path(folder) / "shown")
+            for preset in options.presets:
+                found.setdefault(preset, []).append(play(preset, seed, options, Path(folder)))
+                print(preset, found[preset][-1], flush=True)
+                if options.json:
+                    options.json.write_text(json.dumps({"options": vars(options), "runs": found}, indent=1, default=str))
     print(table(found))
 
 
-def play(preset: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """One run in a folder that is thrown away: its success after training."""
+def demonstrate(seed: int, options: argparse.Namespace, out: Path) -> None:
+    """The cold start that all runs of a seed go on from."""
+    overrides = {
+        "seed": str(seed), "tasks.families": json.dumps(DEMONSTRATED), "train.steps": "0", "eval.stages": "false",
+    }  # fmt: skip
+    overrides |= dict(pair.split("=", 1) for pair in options.set)
+    train(load(RunConfig, [QUICKSTART], overrides), out, False, Log())
+
+
+def play(preset: str, seed: int, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """One run from the cold start in `folder`: its success before and after, and what it took."""
     overrides = {
         "seed": str(seed),
-        "title": f"{preset}, seed {seed}",
-        "train.steps": str(options.steps),
-        "tasks.families": json.dumps([*DEMONSTRATED, *options.families]),
-        "tasks.num_test": str(60 * (len(DEMONSTRATED) + len(options.families))),
-        "train.families": json.dumps(options.families),
+        "start_from": str(folder / "shown"),
+        "sft.steps": "0",
+        "train.episodes": str(options.episodes),
+        "train.steps": str(options.episodes),
+        "train.updates": "2",  # on-policy, most of these losses are one and the same
+        "tasks.families": json.dumps(options.families),
+        "tasks.num_test": str(60 * len(options.families)),
         "team.solver.max_steps": "4",
         "eval.modes": '["greedy"]',
     }
@@ -67,17 +81,19 @@ def play(preset: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
         roles = ("planner", "executor", "verifier")
         overrides |= {f"roles.{role}.trained": "false" for role in roles if role not in options.only}
     overrides |= dict(pair.split("=", 1) for pair in options.set)
-    config = load(RunConfig, [QUICKSTART], overrides)
-    with tempfile.TemporaryDirectory() as folder:
-        summary = train(config, Path(folder) / "run", False, Log())
-    by_family = summary["by_family"]
-    hard = {stage: fmean(by_family[stage][family] for family in options.families) for stage in ("sft", "final")}
+    out = folder / preset
+    summary = train(load(RunConfig, [QUICKSTART], overrides), out, False, Log())
+    with Run.open(out) as run:
+        steps = [record for record in run.read_metrics() if record.get("stage") == "grpo"]
     return {
         "seed": seed,
-        "sft": hard["sft"],
-        "after": hard["final"],
+        "before": summary["before"],
+        "after": summary["after"],
+        "by_family": summary["by_family"]["final"],
+        "steps": len(steps),
+        "episodes": int(sum(record["episodes"] for record in steps)),
+        "rewards": [round(record["reward/mean"], 4) for record in steps],
         "seconds": summary["seconds"],
-        **by_family["final"],
     }
 
 

@@ -134,6 +134,8 @@ class RunConfig(Config):
     """Heads the report."""
     seed: int = 0
     """Of adapters, task order and every draw."""
+    start_from: str = ""
+    """A run with the same policies, whose newest checkpoint's weights they start with; empty: fresh ones."""
     model: ModelConfig = ModelConfig()
     policies: dict[str, PolicyConfig] = {}
     roles: dict[str, RoleConfig] = {}

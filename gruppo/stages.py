@@ -25,6 +25,7 @@ from gruppo.store import Run
 from gruppo.training.alarms import Alarms
 from gruppo.training.grpo import Parts, check, grpo
 from gruppo.training.grpo import load as load_checkpoint
+from gruppo.training.learner import Learner
 from gruppo.training.sft import sft
 from gruppo.types import Group
 
@@ -44,6 +45,8 @@ def train(config: RunConfig, out: Path, resume: bool, log: Log) -> dict[str, Any
     tasks = {split: make_tasks(config, split) for split, used in splits.items() if used}
     shown = choose_demonstrations(config, tasks["train"]) if config.sft.steps else None
     tasks["train"] = of_families(tasks["train"], config.train.families, "train.families")
+    if config.start_from and not (resume and Run.open(out).list_checkpoints()):
+        start_from(Path(config.start_from), assembly.learner)
     try:
         with Run.resume(out) if resume else Run.create(out, dump(config)) as run:
             stages = Stages(config, assembly, tasks, run, log)
@@ -68,6 +71,15 @@ def train(config: RunConfig, out: Path, resume: bool, log: Log) -> dict[str, Any
             return report(run)
     finally:
         assembly.close()
+
+
+def start_from(path: Path, learner: Learner) -> None:
+    """Give the policies the weights that another run ended with."""
+    with boundary(ConfigError, "start_from"):
+        checkpoint = Run.open(path).latest_checkpoint()
+    if checkpoint is None:
+        raise ConfigError(f"start_from: the run {path} has no checkpoint yet")
+    load_checkpoint(learner, checkpoint, only_policies=True)
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,8 @@ class GRPOConfig(Config):
 
     steps: int = Field(40, ge=0)
     """Rollouts and, with `updates` 1, optimizer steps of each policy."""
+    episodes: int = Field(0, ge=0)
+    """Training ends with the step that reaches this many episodes, whatever `steps` says; 0: no such limit."""
     families: list[str] = []
     """Question families that tasks are taken from; empty: all."""
     tasks_per_step: int = Field(16, ge=1)
@@ -78,15 +80,17 @@ class Parts:
 
 
 def grpo(parts: Parts, config: GRPOConfig) -> None:
-    """Train until `config.steps`, from the newest checkpoint of the run if there is one.
+    """Train until `config.steps` or `config.episodes`, from the newest checkpoint of the run if there is one.
 
     Raises CheckpointError for a checkpoint of another base, UserError when nothing can be learnt.
     """
     run, learner, algorithm = parts.run, parts.learner, parts.algorithm
     size, whole = (config.tasks_per_step, config.attempts), algorithm.ratio_level.startswith("sequence")
-    start, idle = begin(parts), 0
+    (start, episodes), idle = begin(parts), 0
     with parts.log.progress("grpo", config.steps, start) as progress:
         for step in range(start, config.steps):
+            if config.episodes and episodes >= config.episodes:
+                break
             started = time.monotonic()
             played, kept, greedy = collect(parts.rollout, parts.tasks, algorithm, step, size, parts.seed)
             record: dict[str, Any] = {"stage": "grpo", "step": step + 1, **parts.measure(played)}
@@ -118,7 +122,9 @@ def grpo(parts: Parts, config: GRPOConfig) -> None:
                 record |= parts.evaluate(step + 1)
             stop = obey(parts, record, before)
             run.append_metrics(record)
-            if (step + 1) % config.save_every == 0 or step + 1 == config.steps or stop:
+            episodes += int(record["episodes"])
+            last = step + 1 == config.steps or episodes >= config.episodes > 0
+            if (step + 1) % config.save_every == 0 or last or stop:
                 run.save_checkpoint(step + 1, learner.save, state(parts, step + 1))
                 run.prune(config.keep_last)
             if stop:
@@ -171,8 +177,8 @@ def obey(parts: Parts, record: dict[str, Any], before: Mapping[str, Any] | None)
     return "; ".join(alarm.message for alarm in raised if alarm.action == "stop")
 
 
-def begin(parts: Parts) -> int:
-    """Optimizers, references and weights as the first step to come needs them; returns the number of steps done."""
+def begin(parts: Parts) -> tuple[int, int]:
+    """Optimizers, references and weights as the first step to come needs them; returns (steps, episodes) done."""
     learner, run = parts.learner, parts.run
     learner.start_optimizers({name: policy.learning_rate for name, policy in learner.policies.items()})
     checkpoint = run.latest_checkpoint()
@@ -183,13 +189,14 @@ def begin(parts: Parts) -> int:
         first = Coefficients(parts.algorithm.kl_coefficient, parts.algorithm.entropy_coefficient)
         parts.coefficients.update(dict.fromkeys(learner.policies, first))
         run.save_checkpoint(0, learner.save, state(parts, 0))
-        return 0
+        return 0, 0
     go_back(parts, checkpoint)
     if checkpoint.state["tasks"] != parts.tasks.fingerprint:
         raise CheckpointError(f"{checkpoint.path}: was trained on other tasks; start a new run with --out")
     run.truncate_metrics(lambda record: record.get("stage") != "grpo" or record["step"] <= checkpoint.step)
-    parts.alarms.replay(record for record in run.read_metrics() if record.get("stage") == "grpo")
-    return checkpoint.step
+    done = [record for record in run.read_metrics() if record.get("stage") == "grpo"]
+    parts.alarms.replay(done)
+    return checkpoint.step, sum(int(record["episodes"]) for record in done)
 
 
 def go_back(parts: Parts, checkpoint: Checkpoint) -> None:
@@ -198,14 +205,14 @@ def go_back(parts: Parts, checkpoint: Checkpoint) -> None:
     parts.coefficients.update({name: Coefficients(**v) for name, v in checkpoint.state["coefficients"].items()})
 
 
-def load(learner: Learner, checkpoint: Checkpoint) -> None:
-    """Put a checkpoint's weights into the learner. Raises CheckpointError if it stands on another base."""
+def load(learner: Learner, checkpoint: Checkpoint, only_policies: bool = False) -> None:
+    """Put a checkpoint into the learner. Raises CheckpointError if it stands on another base."""
     if checkpoint.state["base"] != learner.base_fingerprint:
         raise CheckpointError(
             f"{checkpoint.path}: was trained on another base than model.base = {learner.config.base!r} "
             f"(weights {checkpoint.state['base'][:12]}, here {learner.base_fingerprint[:12]})"
         )
-    learner.load(checkpoint.path, checkpoint.state["versions"])
+    learner.load(checkpoint.path, checkpoint.state["versions"], only_policies)
 
 
 def state(parts: Parts, step: int) -> dict[str, Any]:

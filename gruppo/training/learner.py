@@ -277,14 +277,19 @@ class Learner:
             if policy in self._optimizers:
                 save_file(self._optimizer_tensors(policy), folder / f"optimizer-{policy}.safetensors")
 
-    def load(self, folder: Path, versions: Mapping[str, int]) -> None:
-        """What `save` wrote, into policies of the same shape. Raises CheckpointError before any weight is changed."""
+    def load(self, folder: Path, versions: Mapping[str, int], only_policies: bool = False) -> None:
+        """What `save` wrote, into policies of the same shape. Raises CheckpointError before any weight is changed.
+
+        `only_policies` leaves out references and optimizers: a start for a training of its own.
+        """
         found = {policy: self._read(folder / "policies" / policy, policy) for policy in self.policies}
         for policy, tensors in found.items():
             if self.policies[policy].full:
                 self.model.load_state_dict(tensors, strict=False)
             else:
                 set_peft_model_state_dict(self.model, tensors, adapter_name=policy)
+            if only_policies:
+                continue
             if (reference := folder / f"reference-{policy}").exists():
                 self._load_reference(policy, reference)
             optimizer = folder / f"optimizer-{policy}.safetensors"
