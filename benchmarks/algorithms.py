@@ -1,9 +1,9 @@
 """Presets against each other on the embedded world: `algorithms.py --presets dapo gspo --seeds 0 1 2 3 4 --json FILE`.
 
 Every run of a seed starts from the same cold start and plays the same number of episodes; only the algorithm differs.
-What is compared is greedy success on held-out tasks of families of two and three steps, none of them demonstrated. The interval of a
-preset is over its seeds (Student's t), and the difference from the first preset is paired by seed: one whose interval
-holds 0 is called noise. `--only planner` leaves the other policies as they are after the demonstrations.
+What is compared is greedy success on held-out tasks of families of two and three steps, none of them demonstrated. The
+interval of a preset is over its seeds (Student's t), and the difference from the first preset is paired by seed: one
+whose interval holds 0 is called noise. `--only planner` leaves the other policies as they are after the demonstrations.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def main() -> None:
                 found.setdefault(preset, []).append(play(preset, seed, options, Path(folder)))
                 print(preset, found[preset][-1], flush=True)
                 if options.json:
-                    options.json.write_text(json.dumps({"options": vars(options), "runs": found}, indent=1, default=str))
+                    content = {"options": vars(options), "runs": found}
+                    options.json.write_text(json.dumps(content, indent=1, default=str))
     print(table(found))
 
 

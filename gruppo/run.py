@@ -37,7 +37,8 @@ from gruppo.tools.search import BM25Index, Passage
 from gruppo.tools.wikipedia import WikipediaTool
 from gruppo.training.alarms import AlarmsConfig
 from gruppo.training.grpo import GRPOConfig
-from gruppo.training.learner import Learner, ModelConfig, PolicyConfig
+from gruppo.training.learner import Learner
+from gruppo.training.model import ModelConfig, PolicyConfig
 from gruppo.training.sft import SFTConfig
 from gruppo.types import Engine, Reward, Sampling, Tool, TurnReward
 

@@ -15,7 +15,7 @@ from command_line import QUICKSTART, Command, Ended, refused, training
 from safetensors.torch import load_file, save_file
 
 from gruppo.store import Run
-from gruppo.training.learner import TINY
+from gruppo.training.model import TINY
 
 # The config ----------------------------------------------------------------------------------------------------------
 

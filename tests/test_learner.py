@@ -20,7 +20,8 @@ from gruppo.engines.local import LocalEngine
 from gruppo.errors import CheckpointError, ConfigError
 from gruppo.store import Checkpoint
 from gruppo.training.grpo import load as load_checkpoint
-from gruppo.training.learner import Learner, ModelConfig, PolicyConfig, load_base
+from gruppo.training.learner import Learner
+from gruppo.training.model import ModelConfig, PolicyConfig, load_base
 from gruppo.types import Completion, Request, Sampling
 
 SHAPE = {

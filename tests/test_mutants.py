@@ -12,7 +12,8 @@ from gruppo.algorithms.advantages import grpo
 from gruppo.algorithms.batching import Pack, Row, collate, rows_of
 from gruppo.algorithms.losses import LossSettings, ObjectiveSettings, objective
 from gruppo.algorithms.ratios import Tokens
-from gruppo.training.learner import Learner, ModelConfig, PolicyConfig
+from gruppo.training.learner import Learner
+from gruppo.training.model import ModelConfig, PolicyConfig
 from gruppo.training.sampling import passes
 from gruppo.training.update import Coefficients, Step, can_merge
 from gruppo.types import Credit, Episode, Group, Sampling, StopReason, Task, Turn
