@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -39,7 +40,11 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="roles to train; the others keep their policy")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="further settings for every run")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--table", nargs="+", type=Path, help="only print the table of these files, runs nothing")
     options = parser.parse_args()
+    if options.table:
+        print(table(gathered(options.table)))
+        return
     found: dict[str, list[dict[str, Any]]] = {}
     for seed in options.seeds:  # seed by seed, so that what is there when it is stopped is balanced
         with tempfile.TemporaryDirectory() as folder:
@@ -98,16 +103,28 @@ def play(preset: str, seed: int, options: argparse.Namespace, folder: Path) -> d
     }
 
 
+def gathered(files: Sequence[Path]) -> dict[str, list[dict[str, Any]]]:
+    """The runs of several files, by preset and by who was trained, in the order of their seeds."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for content in map(json.loads, (file.read_text() for file in files)):
+        only = content["options"]["only"]
+        for preset, runs in content["runs"].items():
+            found.setdefault(f"{preset}, only {' and '.join(only)}" if only else preset, []).extend(runs)
+    return {name: sorted(runs, key=lambda run: run["seed"]) for name, runs in found.items()}
+
+
 def table(found: dict[str, list[dict[str, Any]]]) -> str:
     """Markdown: success after training with its interval over seeds, and the paired difference from the first."""
     first = next(iter(found.values()))
-    lines = ["| preset | success on the hard families | against the first, points |", "|---|---|---|"]
+    lines = ["| preset | success on the hard families | steps | against the first, points |", "|---|---|---|---|"]
     for preset, runs in found.items():
-        pairs = [run["after"] - other["after"] for run, other in zip(runs, first, strict=False)]
+        by_seed = {run["seed"]: run["after"] for run in first}
+        pairs = [run["after"] - by_seed[run["seed"]] for run in runs if run["seed"] in by_seed]
         low, high = interval(pairs)
         verdict = "" if runs is first else f"{100 * fmean(pairs):+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
         verdict += ", noise" if verdict and low <= 0 <= high else ""
-        lines.append(f"| {preset} | {words([run['after'] for run in runs])} | {verdict} |")
+        steps = fmean(run["steps"] for run in runs)
+        lines.append(f"| {preset} | {words([run['after'] for run in runs])} | {steps:.0f} | {verdict} |")
     return "\n".join(lines)
 
 

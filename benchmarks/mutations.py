@@ -59,8 +59,7 @@ MUTATIONS = [
     ),
     Mutation(
         "arrival-order", "groups filled in the order in which episodes end: MrlX's sub-agents", "rollout.py",
-        "zip(wave, await asyncio.gather(*playing), strict=True)",
-        "zip(wave, [await ended for ended in asyncio.as_completed(playing)], strict=True)", "rollout",
+        "        seat.group.episodes.sort(key=lambda episode: episode.attempt)\n", "", "rollout",
     ),
     Mutation(
         "reshaped-groups", "groups by view(-1, G) of what did not fail, so that tasks mix", "algorithms/credit.py",
@@ -191,14 +190,15 @@ MUTATIONS = [
     ),
     # ---- log-probs and the reference --------------------------------------------------------------------------------
     Mutation(
-        "no-temperature", "log-probs at temperature 1 of what was sampled at another: TRL #4159", "training/learner.py",
-        "(logits_BKV.float() / batch.temperatures_B[:, None, None]).log_softmax(-1)",
-        "logits_BKV.float().log_softmax(-1)", "learner",
+        "no-temperature", "log-probs at temperature 1 of what was drawn at another: TRL #4159", "training/logprobs.py",
+        "head(states_RX).float() / temperature_R[:, None]", "head(states_RX).float()", "learner",
     ),
     Mutation(
-        "divided-log-probs", "log-probs divided by the temperature, not logits: prime-rl #697", "training/learner.py",
-        "(logits_BKV.float() / batch.temperatures_B[:, None, None]).log_softmax(-1)",
-        "logits_BKV.float().log_softmax(-1) / batch.temperatures_B[:, None, None]", "learner",
+        "divided-log-probs", "log-probs divided by the temperature, not logits: prime-rl #697", "training/logprobs.py",
+        " / temperature_R[:, None]\n    normaliser_R = logits_RV.logsumexp(-1)\n"
+        "    logprobs_R = logits_RV.gather(1, label_R[:, None])[:, 0] - normaliser_R",
+        "\n    normaliser_R = logits_RV.logsumexp(-1)\n"
+        "    logprobs_R = (logits_RV.gather(1, label_R[:, None])[:, 0] - normaliser_R) / temperature_R", "learner",
     ),
     Mutation(
         "reference-alias", "the reference is the policy itself: a KL of 0 for ever", "training/learner.py",
@@ -215,8 +215,8 @@ MUTATIONS = [
         "role.sampling.temperature == 0", "grpo",
     ),
     Mutation(
-        "dropout", "dropout when training, none for the old log-probs: TRL #3000", "training/learner.py",
-        "self.model.eval()", "self.model.train()", "mutants",
+        "dropout", "dropout when training, none for the old log-probs: TRL #3000", "training/model.py",
+        "    model.eval()\n    if quantization", "    model.train()\n    if quantization", "mutants",
     ),
     # ---- the loss ---------------------------------------------------------------------------------------------------
     Mutation(

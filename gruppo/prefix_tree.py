@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from math import ceil
 from typing import Any
 
 import torch
@@ -16,8 +14,8 @@ from torch import Tensor
 
 Ids = tuple[int, ...]
 
-ROW_LENGTH = 256  # nodes of a row of short sequences: the longer, the more is computed only to be masked
-MIN_SHARE = 0.25  # what a sequence must save to join a row beyond that; such a row ends at twice its longest sequence
+REACH = 1600  # nodes of a row whose attention costs as much as all else; measured for hidden sizes of 128 and of 576
+MAX_ROW = 2**13  # nodes of a shared row: 256 MiB of mask
 
 
 @dataclass(frozen=True)
@@ -75,23 +73,23 @@ def prefix_tree(sequences: Sequence[Ids], asked_from: Sequence[int]) -> PrefixTr
 def shared_rows(sequences: Sequence[Ids]) -> list[list[int]]:
     """Which sequences are worth laying out together: lists of their places, every place in one of them.
 
-    Neighbours in sorted order share a row: short ones until it is full, all rows about equally, long ones if they save.
+    In sorted order, a sequence joins the row before it if that costs less than a row of its own, where a row of n
+    nodes costs n + n^2 / REACH: what is shared is computed once, but each node is masked from all that are not its own.
     """
-    order = sorted(range(len(sequences)), key=sequences.__getitem__)
-    kept = [common_length(sequences[a], sequences[b]) for a, b in pairwise([*order[:1], *order])]
-    kept[:1] = [0]
-    total = sum(len(sequence) for sequence in sequences) - sum(kept)
-    full = total / ceil(total / ROW_LENGTH)
     rows: list[list[int]] = []
-    length = longest = 0
-    for place, shared in zip(order, kept, strict=True):
-        own = len(sequences[place])
-        longest, length = max(longest, own), length + own - shared
-        fits = length - own + shared < full or (shared >= MIN_SHARE * own and length <= 2 * longest)
-        if not rows or not fits:
-            rows.append([])
-            longest = length = own
-        rows[-1].append(place)
+    length = 0
+    before: Ids = ()
+    for place in sorted(range(len(sequences)), key=sequences.__getitem__):
+        sequence = sequences[place]
+        own, shared = len(sequence), common_length(before, sequence)
+        together = length + own - shared
+        if rows and together <= MAX_ROW and together**2 - length**2 - own**2 <= REACH * shared:
+            rows[-1].append(place)
+            length = together
+        else:
+            rows.append([place])
+            length = own
+        before = sequence
     return rows
 
 
@@ -104,15 +102,38 @@ def common_length(first: Ids, second: Ids) -> int:
 
 
 def attention_of(enter_BS: Tensor, leave_BS: Tensor) -> Tensor:
-    """Additive float32 [B, 1, S, S]: 0 where a node sees another, very negative elsewhere. Padding has enter -1."""
+    """Additive float32 [B, 1, S, S]: 0 where a node sees another, very negative elsewhere. Padding has -1 in both."""
     allowed_BSS = (enter_BS[:, None, :] <= enter_BS[:, :, None]) & (enter_BS[:, :, None] < leave_BS[:, None, :])
-    allowed_BSS &= enter_BS[:, None, :] >= 0
-    allowed_BSS |= torch.eye(enter_BS.shape[1], dtype=torch.bool, device=enter_BS.device)  # padding must see something
-    blocked = torch.finfo(torch.float32).min
-    return torch.zeros(allowed_BSS.shape, device=enter_BS.device).masked_fill(~allowed_BSS, blocked)[:, None]
+    allowed_BSS.diagonal(dim1=1, dim2=2).fill_(True)  # padding must see something
+    return torch.where(allowed_BSS, 0.0, torch.finfo(torch.float32).min)[:, None]
 
 
 def takes_trees(model: Any) -> bool:
-    """Whether a model computes a row of several sequences right: its attention must take a mask of ours."""
-    kinds = set(model.config.to_dict().get("layer_types") or ["full_attention"])
-    return kinds == {"full_attention"} and model.config._attn_implementation in ("sdpa", "eager")
+    """Whether a model's attention takes a mask of ours, by its configuration."""
+    config = model.config.to_dict()
+    kinds = config.get("layer_types") or ["sliding_attention" if config.get("sliding_window") else "full_attention"]
+    return set(kinds) == {"full_attention"} and model.config._attn_implementation in ("sdpa", "eager")
+
+
+def computes_trees(model: Any) -> bool:
+    """Whether a model that `takes_trees` computes in one what it computes of each sequence alone, tried on a few ids.
+
+    One that has states for attention, or finds positions in the mask, does not.
+    """
+    if not takes_trees(model):
+        return False
+    sequences = [(0, 1, 2, 3), (0, 1, 3, 2, 1)]
+    tree = prefix_tree(sequences, [3, 4])
+    ids, positions, enter, leave = torch.tensor(
+        [tree.ids, tree.positions, tree.enter, tree.leave], device=model.device
+    ).split(1)
+    with torch.no_grad():
+        try:
+            attention = attention_of(enter, leave).to(model.dtype)
+            together = model(input_ids=ids, attention_mask=attention, position_ids=positions, use_cache=False).logits[0]
+        except Exception:  # a model of any make may raise anything at a mask that it does not know
+            return False
+        alone = [model(input_ids=ids.new_tensor([own]), use_cache=False).logits[0, -1] for own in sequences]
+    ends = torch.stack([together[path[-1]] for path in tree.paths])
+    tolerance = 1e-3 if model.dtype == torch.float32 else 5e-2
+    return torch.allclose(ends, torch.stack(alone), rtol=tolerance, atol=tolerance)

@@ -1,121 +1,57 @@
 """The rollout: tasks times attempts, played as concurrent episodes, returned as scored groups.
 
-Episodes are tasks on one event loop. In lockstep, all that wait at the same moment are sampled in one batch, in a fixed
-order, so that the same seeds give the same bits. A failed episode is data; it never stops its siblings.
+Episodes are tasks on one event loop. In lockstep (the default) their requests go to the engines together, in a fixed
+order, so that the same seeds give the same bits. In async mode nobody waits for anybody: every draw still has its seed,
+but what shares a batch depends on timing, and with it the last float32 digits of a local model's log-probs (and, where
+two tokens are that close, the token). What scripts answer does not change; groups may end in another order. A failed
+episode is data; it never stops its siblings.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Literal
 
 from pydantic import Field
 
 from gruppo.config import Config
-from gruppo.errors import EngineError, GruppoError, RewardError, TeamError, ToolError, UserError, boundary
+from gruppo.dispatch import Deadline, Dispatch, FreeRunning, Lockstep, RestingLoop
+from gruppo.errors import EngineError, RewardError, TeamError, ToolError, UserError
 from gruppo.rewards.rules import score_group
 from gruppo.rewards.turns import score_turns
 from gruppo.teams.base import Cast, Ended, Role, Team, seed_of
 from gruppo.types import Completion, Engine, Episode, Group, Outcome, Request, Reward, Task, Tool, TurnReward
 
-Key = tuple[int, int, int]  # (group, attempt, submission): the order of a batch
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """A request on its way into a batch, and the seconds that its episode has left: it does not pay for the wait."""
-
-    engine: str
-    request: Request
-    answer: asyncio.Future[Completion]
-    deadline: asyncio.Timeout
-    seconds: float | None
-
 
 class RolloutConfig(Config):
     """How episodes are played."""
 
+    mode: Literal["lockstep", "async"] = "lockstep"
+    """"lockstep": a batch goes out when every episode waits for one, and runs repeat bit by bit. "async": a request
+    goes out as soon as its engine is free, and no episode waits for the slow tool of another."""
     max_seconds: float = Field(600.0, gt=0)
-    """Deadline of one episode; past it the harness, not the agent, has failed."""
+    """Deadline of one episode, the time in an engine's queue not counted; past it the harness, not the agent, has
+    failed."""
     retries: int = Field(1, ge=0)
     """How often an episode that failed for an infrastructure reason is played again."""
     max_concurrent: int = Field(1024, ge=1)
-    """Episodes in the air at once; more are played in waves, so that batches don't depend on timing."""
-
-
-class Lockstep:
-    """Collects requests until every live episode waits for one, then asks the engines once for all of them."""
-
-    def __init__(self, engines: Mapping[str, Engine]) -> None:
-        self._engines = engines
-        self._live = 0
-        self._waiting: dict[Key, Waiting] = {}
-        self._asking: set[asyncio.Task[None]] = set()
-
-    def enter(self) -> None:
-        """An episode begins: no batch goes out before it asks or leaves."""
-        self._live += 1
-
-    def leave(self) -> None:
-        """An episode ended."""
-        self._live -= 1
-        self._check_soon()
-
-    async def submit(self, key: Key, engine: str, request: Request, deadline: asyncio.Timeout) -> Completion:
-        """Wait for the batch and return this request's completion. The deadline rests until the batch goes out."""
-        loop = asyncio.get_running_loop()
-        when = deadline.when()
-        seconds = None if when is None else when - loop.time()
-        deadline.reschedule(None)
-        waiting = self._waiting[key] = Waiting(engine, request, loop.create_future(), deadline, seconds)
-        self._check_soon()
-        try:
-            return await waiting.answer
-        finally:
-            self._waiting.pop(key, None)
-
-    def _check_soon(self) -> None:
-        # Not at once: episodes that are ready to run have yet to enter, or to ask.
-        asyncio.get_running_loop().call_soon(self._ask_if_all_wait)
-
-    def _ask_if_all_wait(self) -> None:
-        if not self._waiting or len({key[:2] for key in self._waiting}) < self._live:
-            return
-        batch = [self._waiting.pop(key) for key in sorted(self._waiting)]
-        for entry in batch:
-            if entry.seconds is not None:
-                entry.deadline.reschedule(asyncio.get_running_loop().time() + entry.seconds)
-        for name in sorted({entry.engine for entry in batch}):
-            asking = asyncio.ensure_future(self._ask(name, [entry for entry in batch if entry.engine == name]))
-            self._asking.add(asking)
-            asking.add_done_callback(self._asking.discard)
-
-    async def _ask(self, name: str, batch: Sequence[Waiting]) -> None:
-        """Give each episode its answer, or the reason why there is none."""
-        try:
-            with boundary(EngineError, f"engine {name!r}"):
-                answers = await self._engines[name].generate([entry.request for entry in batch])
-                if len(answers) != len(batch):
-                    raise ValueError(f"{len(answers)} completions for {len(batch)} requests")
-        except GruppoError as error:
-            if isinstance(error, EngineError) and len(batch) > 1:  # one request must not fail its siblings
-                await asyncio.gather(*(self._ask(name, [entry]) for entry in batch))
-                return
-            for entry in batch:
-                if not entry.answer.done():
-                    entry.answer.set_exception(error)
-            return
-        for entry, answer in zip(batch, answers, strict=True):
-            if not entry.answer.done():
-                entry.answer.set_result(answer)
+    """Episodes in the air at once. In lockstep more are played in waves, so that batches don't depend on timing; in
+    async mode one that ends makes room for the next."""
+    max_batch: int = Field(1024, ge=1)
+    """Requests in one call to an engine. A smaller call answers sooner, which only async mode can make use of."""
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """Everything that plays: the team, its roles, their engines and tools, and the rewards that score it."""
+    """Everything that plays: the team, its roles, their engines and tools, and the rewards that score it.
+
+    `calls` says, for async mode, how many calls an engine takes at once; 1 where none is given, and above 1 every
+    request is a call of its own (a server, which batches by itself).
+    """
 
     team: Team
     roles: Mapping[str, Role]
@@ -125,6 +61,7 @@ class Rollout:
     config: RolloutConfig
     turn_rewards: Mapping[str, tuple[TurnReward, float]] = field(default_factory=dict)
     on_episode: Callable[[Episode], None] = lambda episode: None
+    calls: Mapping[str, int] = field(default_factory=dict)
 
     def at_temperature(self, temperature: float) -> Rollout:
         """The same, the roles that a policy plays sampling at another temperature, whether they are trained or not."""
@@ -141,42 +78,42 @@ class Rollout:
         """
         return collect_side_by_side({label: self}, tasks, attempts, seed)[label]
 
-    def _score(self, groups: Sequence[Group]) -> None:
-        episodes = [episode for group in groups for episode in group.episodes]
-        if episodes and all(episode.outcome == Outcome.team_failed for episode in episodes):
-            raise TeamError(f"the team failed in all {len(episodes)} episodes: {episodes[0].error}")
-        for group in groups:
-            score_group(self.rewards, group)
-            score_turns(self.turn_rewards, group)
-        check_scores(self.rewards, episodes)
+    def stream(self, tasks: Sequence[Task], attempts: int, seed: int, label: str) -> Iterator[Group]:
+        """The groups of `collect`, each scored and handed out when it ends, and kept nowhere: memory holds what is in
+        the air. In lockstep they come in the order of the tasks, in async mode as they end.
 
-    async def _play(self, lockstep: Lockstep, at: tuple[int, int], seed: int, group: Group) -> Episode:
+        Nothing is played, and no deadline runs, while the caller holds a group. Closing the iterator ends all episodes.
+        """
+        return stream_side_by_side({label: self}, tasks, attempts, seed)
+
+    async def play(self, dispatch: Dispatch, at: tuple[int, int], seed: int, group: Group) -> Episode:
         """One attempt, played again with the same seed while the infrastructure fails it."""
         task, attempt = group.task, at[1]
-        lockstep.enter()
+        dispatch.enter()
         try:
             for retry in range(self.config.retries + 1):
                 episode = Episode(task.id, group.id, attempt, seed_of(seed, group.id, attempt), retries=retry)
-                await self._attempt(lockstep, at, task, episode)
+                await self._attempt(dispatch, at, task, episode)
                 if not episode.outcome.is_infrastructure:
                     break
         finally:
-            lockstep.leave()
+            dispatch.leave()
         self.on_episode(episode)
         return episode
 
-    async def _attempt(self, lockstep: Lockstep, at: tuple[int, int], task: Task, episode: Episode) -> None:
+    async def _attempt(self, dispatch: Dispatch, at: tuple[int, int], task: Task, episode: Episode) -> None:
         """Fill `episode`. Whatever the team, the engine or a tool raises becomes its outcome."""
         count = 0
 
         def submit(engine: str, request: Request) -> Awaitable[Completion]:
             nonlocal count
             count += 1
-            return lockstep.submit((*at, count), engine, request, deadline)
+            return dispatch.submit((*at, count), engine, request, deadline)
 
         cast = Cast(episode, self.roles, self.tools, submit)
-        deadline = asyncio.timeout(self.config.max_seconds)
-        started = time.monotonic()
+        deadline = Deadline(self.config.max_seconds)
+        clock = asyncio.get_running_loop().time
+        started = clock()
         try:
             async with deadline:
                 episode.answer = await self.team.play(task, cast)
@@ -193,49 +130,131 @@ class Rollout:
             raise
         except Exception as error:  # a team is foreign code: its failure is this episode's, not its siblings'
             episode.outcome, episode.error = Outcome.team_failed, f"{type(error).__name__}: {error}"
-        episode.seconds = time.monotonic() - started
+        episode.seconds = clock() - started
 
 
 def collect_side_by_side(
     rollouts: Mapping[str, Rollout], tasks: Sequence[Task], attempts: int, seed: int
 ) -> dict[str, list[Group]]:
-    """As `collect` for several rollouts by label, all in one lockstep: what they ask alike is computed once.
+    """As `collect` for several rollouts by label, all at once: what they ask alike is computed once.
 
     They share the engines and the limits of the first.
     """
-    groups = asyncio.run(_play_all(rollouts, tasks, attempts, seed))
-    for label, rollout in rollouts.items():
-        rollout._score(groups[label])
-    return groups
+    found = {group.id: group for group in stream_side_by_side(rollouts, tasks, attempts, seed)}
+    return {label: [found[id_] for id_ in group_ids(tasks, label)] for label in rollouts}
 
 
-async def _play_all(
+def stream_side_by_side(
     rollouts: Mapping[str, Rollout], tasks: Sequence[Task], attempts: int, seed: int
-) -> dict[str, list[Group]]:
+) -> Iterator[Group]:
+    """As `stream` for several rollouts by label."""
     first = next(iter(rollouts.values()))
-    lockstep = Lockstep(first.engines)
-    groups = [
-        (rollout, Group(id_, task, []))
-        for label, rollout in rollouts.items()
-        for id_, task in zip(group_ids(tasks, label), tasks, strict=True)
-    ]
-    places = [(number, attempt) for number in range(len(groups)) for attempt in range(attempts)]
-    for start in range(0, len(places), first.config.max_concurrent):
-        wave = places[start : start + first.config.max_concurrent]
-        playing = (groups[at[0]][0]._play(lockstep, at, seed, groups[at[0]][1]) for at in wave)
-        for at, episode in zip(wave, await asyncio.gather(*playing), strict=True):
-            groups[at[0]][1].episodes.append(episode)
-    found = [group for _, group in groups]
-    return {label: found[number * len(tasks) : (number + 1) * len(tasks)] for number, label in enumerate(rollouts)}
+    faults = {label: Faults() for label in rollouts}
+    with asyncio.Runner(loop_factory=RestingLoop) as runner:  # which ends all that still plays when it is left
+        ended: asyncio.Queue[Seat | None] = asyncio.Queue()
+        stage = Stage(first, seed, attempts, ended)
+        playing = runner.get_loop().create_task(stage.play(seats(rollouts, tasks, attempts)))
+        playing.add_done_callback(lambda _: ended.put_nowait(None))
+        while seat := runner.run(ended.get()) if ended.empty() else ended.get_nowait():
+            score_group(seat.rollout.rewards, seat.group)
+            score_turns(seat.rollout.turn_rewards, seat.group)
+            faults[seat.label].add(seat.group)
+            yield seat.group
+        playing.result()
+    for label, rollout in rollouts.items():
+        faults[label].check(rollout.rewards)
 
 
-def check_scores(names: Iterable[str], episodes: Sequence[Episode]) -> None:
-    """RewardError for a reward function that raised, or returned NaN, for every episode there was to score."""
-    scorable = [episode for episode in episodes if not episode.outcome.is_infrastructure]
-    for name in names:
-        reasons = [episode.scores[name].reason for episode in scorable]
-        if reasons and all(reason.startswith(("raised ", "returned NaN")) for reason in reasons):
-            raise RewardError(f"reward {name!r} {reasons[0]} in all {len(reasons)} episodes: nothing can be learnt")
+@dataclass(frozen=True)
+class Seat:
+    """An episode to be played: whose, in which group, and where (group, attempt) it stands among all."""
+
+    label: str
+    rollout: Rollout
+    group: Group
+    at: tuple[int, int]
+
+
+def seats(rollouts: Mapping[str, Rollout], tasks: Sequence[Task], attempts: int) -> Iterator[Seat]:
+    """All episodes in order, each made when its turn comes."""
+    number = 0
+    for label, rollout in rollouts.items():
+        for id_, task in zip(group_ids(tasks, label), tasks, strict=True):
+            group = Group(id_, task, [])
+            yield from (Seat(label, rollout, group, (number, attempt)) for attempt in range(attempts))
+            number += 1
+
+
+class Stage:
+    """Where episodes are played, a bounded number at once; seats whose groups are whole go into `ended`."""
+
+    def __init__(self, first: Rollout, seed: int, attempts: int, ended: asyncio.Queue[Seat | None]) -> None:
+        config, self._in_lockstep = first.config, first.config.mode == "lockstep"
+        self._size, self._seed, self._attempts, self._ended = config.max_concurrent, seed, attempts, ended
+        self._dispatch: Dispatch = (
+            Lockstep(first.engines, config.max_batch)
+            if self._in_lockstep
+            else FreeRunning(first.engines, config.max_batch, first.calls)
+        )
+
+    async def play(self, waiting: Iterator[Seat]) -> None:
+        """Wave after wave in lockstep, else through a sliding window."""
+        if not self._in_lockstep:
+            await asyncio.gather(*(self._play_on(waiting) for _ in range(self._size)))
+            return
+        while wave := list(islice(waiting, self._size)):
+            await asyncio.gather(*map(self._play, wave))
+            for seat in wave:
+                if seat.at[1] == self._attempts - 1:
+                    self._hand_out(seat)
+
+    async def _play_on(self, waiting: Iterator[Seat]) -> None:
+        for seat in waiting:
+            await self._play(seat)
+            if len(seat.group.episodes) == self._attempts:
+                self._hand_out(seat)
+
+    async def _play(self, seat: Seat) -> None:
+        seat.group.episodes.append(await seat.rollout.play(self._dispatch, seat.at, self._seed, seat.group))
+
+    def _hand_out(self, seat: Seat) -> None:
+        seat.group.episodes.sort(key=lambda episode: episode.attempt)
+        self._ended.put_nowait(seat)
+
+
+class Faults:
+    """Counts what went wrong, to tell what went wrong always; it keeps no episode."""
+
+    def __init__(self) -> None:
+        self._num_episodes = self._num_scorable = 0
+        self._counts: Counter[str] = Counter()
+        self._reasons: dict[str, str] = {}
+
+    def add(self, group: Group) -> None:
+        """Look at a scored group."""
+        self._num_episodes += len(group.episodes)
+        for episode in group.episodes:
+            if episode.outcome == Outcome.team_failed:
+                self._note("", episode.error)
+            if not episode.outcome.is_infrastructure:
+                self._num_scorable += 1
+                for name, score in episode.scores.items():
+                    if score.reason.startswith(("raised ", "returned NaN")):
+                        self._note(name, score.reason)
+
+    def _note(self, name: str, reason: str) -> None:
+        self._counts[name] += 1
+        self._reasons.setdefault(name, reason)
+
+    def check(self, rewards: Iterable[str]) -> None:
+        """Raises TeamError for a team, RewardError for a reward function that failed for every episode there was."""
+        if self._num_episodes and self._counts[""] == self._num_episodes:
+            raise TeamError(f"the team failed in all {self._num_episodes} episodes: {self._reasons['']}")
+        for name in rewards:
+            if self._num_scorable and self._counts[name] == self._num_scorable:
+                raise RewardError(
+                    f"reward {name!r} {self._reasons[name]} in all {self._num_scorable} episodes: nothing can be learnt"
+                )
 
 
 def group_ids(tasks: Sequence[Task], label: str) -> list[str]:

@@ -164,7 +164,8 @@ class Assembly:
     isolation: str
 
     def close(self) -> None:
-        """End the tools' processes."""
+        """End the processes of the tools and of the learner."""
+        self.learner.replicas.stop()
         for tool in self.rollout.tools.values():
             if isinstance(tool, PythonTool):
                 tool.close()
@@ -182,9 +183,16 @@ def assemble(config: RunConfig) -> Assembly:
             raise ConfigError(f"{table}.{min(idle)}: no role plays with it; name it in [roles] or leave it out")
     learner = Learner(config.model, config.policies, config.seed)
     engines: dict[str, Engine] = {name: OpenAIEngine(engine) for name, engine in config.engines.items()}
-    engines["local"] = LocalEngine(learner.model, learner.tokenizer, activate=learner.sampling, version=learner.version)
+    engines["local"] = LocalEngine(
+        learner.model,
+        learner.tokenizer,
+        activate=learner.sampling,
+        version=learner.version,
+        replicas=learner.replicas,
+    )
     of_turns = {name: (find_turn_reward(name), weight) for name, weight in config.credit.turn_rewards.items()}
-    rollout = Rollout(team, roles, engines, tools, rewards, config.rollout, of_turns)
+    calls = {name: engine.max_concurrency for name, engine in config.engines.items()}
+    rollout = Rollout(team, roles, engines, tools, rewards, config.rollout, of_turns, calls=calls)
     isolation = "; ".join(tool.isolation for tool in tools.values() if isinstance(tool, PythonTool))
     return Assembly(learner, rollout, isolation)
 

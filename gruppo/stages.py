@@ -14,7 +14,7 @@ from typing import Any
 
 from gruppo.config import dump, load
 from gruppo.data.base import TaskSet
-from gruppo.errors import ConfigError, boundary
+from gruppo.errors import CheckpointError, ConfigError, StoreError, boundary
 from gruppo.evaluation.evaluate import evaluate, family_of
 from gruppo.evaluation.metrics import compare, rollout_metrics, solved, summarise
 from gruppo.evaluation.report import Example, ReportData, Stage, write_report
@@ -45,12 +45,16 @@ def train(config: RunConfig, out: Path, resume: bool, log: Log) -> dict[str, Any
     tasks = {split: make_tasks(config, split) for split, used in splits.items() if used}
     shown = choose_demonstrations(config, tasks["train"]) if config.sft.steps else None
     tasks["train"] = of_families(tasks["train"], config.train.families, "train.families")
-    if config.start_from and not (resume and Run.open(out).list_checkpoints()):
+    begins = not (resume and Run.open(out).list_checkpoints())
+    if config.start_from and begins:
         start_from(Path(config.start_from), assembly.learner)
     try:
         with Run.resume(out) if resume else Run.create(out, dump(config)) as run:
             stages = Stages(config, assembly, tasks, run, log)
-            start = {policy: assembly.learner.fingerprint(policy) for policy in config.policies}
+            if begins:
+                start = {policy: assembly.learner.fingerprint(policy) for policy in config.policies}
+                run.write_json("start.json", start)
+            start = run.read_json("start.json")
             stages.evaluate("base")
             if shown and run.latest_checkpoint() is None:
                 cold_start(stages, shown)
@@ -74,12 +78,14 @@ def train(config: RunConfig, out: Path, resume: bool, log: Log) -> dict[str, Any
 
 
 def start_from(path: Path, learner: Learner) -> None:
-    """Give the policies the weights that another run ended with."""
-    with boundary(ConfigError, "start_from"):
+    """Give the policies the weights of another run's newest checkpoint. Raises ConfigError if they can't have them."""
+    try:
         checkpoint = Run.open(path).latest_checkpoint()
-    if checkpoint is None:
-        raise ConfigError(f"start_from: the run {path} has no checkpoint yet")
-    load_checkpoint(learner, checkpoint, only_policies=True)
+        if checkpoint is None:
+            raise CheckpointError(f"{path}: the run has no checkpoint yet")
+        load_checkpoint(learner, checkpoint, only_policies=True)
+    except (StoreError, CheckpointError) as error:
+        raise ConfigError(f"start_from: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -180,7 +186,7 @@ def config_of(out: Path) -> Path:
 
 def report_of(path: Path, against: Sequence[Path]) -> dict[str, Any]:
     """`gruppo report`: as `report`, for a finished run."""
-    with Run.resume(path) as run:
+    with Run.resume(Run.open(path).path) as run:  # opened first, whose error speaks of no resuming
         return report(run, against)
 
 

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from gruppo.algorithms.advantages import (
     ADVANTAGES,
     GROUP_RELATIVE,
+    NEEDS_AVERAGE,
     NEEDS_GREEDY,
     AdvantageSettings,
     GroupReturns,
@@ -33,6 +34,7 @@ from gruppo.algorithms.advantages import (
     has_signal,
     loo_counterfactual,
     maxrl,
+    moving_average,
     opo,
     passk,
     rae,
@@ -42,7 +44,6 @@ from gruppo.algorithms.advantages import (
     rloo,
     whiten,
 )
-from gruppo.algorithms.returns import team_and_local
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "advantages.json").read_text())
 SETTINGS = AdvantageSettings()
@@ -62,7 +63,7 @@ def flat(groups):
 def group(rewards, lengths=None, key="g", greedy=0.25):
     lengths = [1] * len(rewards) if lengths is None else lengths
     scores = {"right": (1.0, rewards), "short": (0.5, [-length for length in lengths])}
-    return GroupReturns(key, rewards, lengths, scores, greedy)
+    return GroupReturns(key, rewards, lengths, scores, greedy, average=0.5)
 
 
 # Golden numbers ------------------------------------------------------------------------------------------------------
@@ -168,16 +169,19 @@ def test_alternatives_are_compared_with_the_others_by_how_often_they_were_replay
     assert loo_counterfactual([1, 0], [4, 0]) == [0.0, -1.0]  # the first has nobody to be compared with
 
 
-def test_role_baselines_follow_the_rewards() -> None:
+def test_role_averages_follow_the_rewards() -> None:
     given_, out = golden("rae")
-    baseline = 0.0
-    for reward, expected in zip(given_["rewards"], out, strict=True):
-        advantage, baseline = rae(reward, baseline, given_["decay"])
-        assert [advantage, baseline] == near(expected)
+    average = 0.0
+    for reward, expected in zip(given_["rewards"], out, strict=True):  # the paper's: a step of one episode each
+        (advantage,) = rae([reward], average)
+        average = moving_average(average, [reward], given_["decay"])
+        assert [advantage, average] == near(expected)
+    assert moving_average(0.0, given_["rewards"], given_["decay"]) == average
+    assert rae([0.3, 0.1 + 0.2, 1.0], 0.3) == [0.0, 0.0, 0.7]
 
 
 def test_who_is_compared_with_whom_makes_the_schemes_of_teams() -> None:
-    """Dr.MAS, MAGRPO, AT-GRPO and a proposer with its solvers are the estimators above over other groups."""
+    """Dr.MAS, MAGRPO and a proposer with its solvers are the estimators above over other groups."""
     given_, out = golden("drmas")
     planner, calls = given_["R"], given_["calls"]
     searcher_rows = flat([reward] * num for reward, num in zip(planner, calls, strict=True))
@@ -195,9 +199,6 @@ def test_who_is_compared_with_whom_makes_the_schemes_of_teams() -> None:
     assert centred(golden("magrpo")[0]["returns"]) == near(golden("magrpo")[1])
     given_, out = golden("hier")
     assert {name: centred(rewards) for name, rewards in given_.items()} == {name: near(out[name]) for name in out}
-    given_, out = golden("atgrpo")
-    mixed = team_and_local(given_["team"], given_["local"], given_["alpha"])
-    assert (mixed, centred(mixed), grpo(mixed)) == (near(out["r"]), near(out["centred"]), near(out["std"]))
 
 
 # What has no signal, and what has none by rights ---------------------------------------------------------------------
@@ -220,17 +221,18 @@ def test_groups_without_signal_get_exactly_zero_beside_those_with_one(name) -> N
     assert any(among[0]) and [len(values) for values in among] == [4, 8, 3, 1, 0]
     if name in GROUP_RELATIVE:
         assert among[1:] == [[0.0] * 8, [0.0] * 3, [0.0], []]
-    if name != "remax":  # its baseline is of another episode
+    if name not in ("remax", "rae"):  # their baseline is of other episodes
         assert alone == [[0.0] * 3, [0.0], []]
     assert ADVANTAGES[name]([], SETTINGS) == []
 
 
-def test_reinforce_pp_has_a_signal_across_groups_and_remax_against_the_greedy_episode() -> None:
-    assert {name for name in ADVANTAGES if name not in GROUP_RELATIVE} == {"reinforce++", "remax"}
+def test_reinforce_pp_has_a_signal_across_groups_and_remax_and_rae_against_other_episodes() -> None:
+    assert {name for name in ADVANTAGES if name not in GROUP_RELATIVE} == {"reinforce++", "remax", "rae"}
     assert ADVANTAGES["reinforce++"]([group([1]), group([0])], SETTINGS) == [near([0.5**0.5]), near([-(0.5**0.5)])]
     assert ADVANTAGES["remax"]([group([1], greedy=0.25)], SETTINGS) == [[0.75]]
     assert ADVANTAGES["remax"]([group([1, 0], greedy=None)], SETTINGS) == [[0.0, 0.0]]
-    assert {"remax"} == NEEDS_GREEDY
+    assert ADVANTAGES["rae"]([group([1]), group([0.5, 0])], SETTINGS) == [[0.5], [0.0, -0.5]]
+    assert ({"remax"}, {"rae"}) == (NEEDS_GREEDY, NEEDS_AVERAGE)
 
 
 def test_silent_groups_and_episodes_without_tokens_do_not_move_the_whitening_of_the_others() -> None:
@@ -291,7 +293,7 @@ QUARTERS = st.integers(-16, 16).map(lambda number: number / 4)
 REWARDS = st.lists(QUARTERS, min_size=2, max_size=9)
 GROUPS = st.lists(st.lists(st.tuples(QUARTERS, st.integers(0, 9)), min_size=1, max_size=6), min_size=1, max_size=4)
 ZERO_SUM = ["grpo", "centred", "rloo", "grpo_batch", "grpo_batch_centred", "gpg", "gdpo", "maxrl"]
-UNMOVED = sorted(set(ADVANTAGES) - {"maxrl", "remax", "gdpo"})
+UNMOVED = sorted(set(ADVANTAGES) - {"maxrl", "remax", "rae", "gdpo"})
 SCALE_FREE = ["grpo", "grpo_batch", "grpo_batch_centred", "maxrl", "passk", "reinforce++", "reinforce++_baseline"]
 
 

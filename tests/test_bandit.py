@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gruppo.algorithms import ADVANTAGES, LOSSES, AlgorithmConfig, CreditConfig, clashes
-from gruppo.algorithms.advantages import AdvantageSettings, GroupReturns
+from gruppo.algorithms.advantages import AdvantageSettings, GroupReturns, moving_average
 from gruppo.algorithms.losses import TREATS_CHOSEN_APART, LossSettings, kl_cov_tokens
 from gruppo.algorithms.ratios import Tokens
 
@@ -25,12 +25,14 @@ def learn(loss: str, advantage: str, sign: float = 1.0) -> float:
     draw = torch.Generator().manual_seed(0)
     logits = torch.zeros(4, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.Adam([logits], lr=0.1)
+    average = 0.0
     for _ in range(STEPS):
         arms_N = torch.multinomial(logits.detach().softmax(-1), GROUPS * ATTEMPTS, True, generator=draw)
         pays = PAYS[arms_N].view(GROUPS, ATTEMPTS).tolist()
         greedy = PAYS[logits.argmax()].item()
         ones = [1] * ATTEMPTS
-        returns = [GroupReturns(str(n), own, ones, {"pay": (1.0, own)}, greedy) for n, own in enumerate(pays)]
+        returns = [GroupReturns(str(n), own, ones, {"pay": (1.0, own)}, greedy, average) for n, own in enumerate(pays)]
+        average = moving_average(average, [pay for own in pays for pay in own])
         given = ADVANTAGES[advantage](returns, AdvantageSettings())
         advantages_N = sign * torch.tensor([value for own in given for value in own], dtype=torch.float64)
         new_N = logits.log_softmax(-1)[arms_N]

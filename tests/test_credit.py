@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
-from gruppo.algorithms.advantages import AdvantageSettings
+from gruppo.algorithms.advantages import AdvantageSettings, grpo, has_signal
 from gruppo.algorithms.batching import rows_of
-from gruppo.algorithms.credit import CreditConfig, Terms, assign
+from gruppo.algorithms.credit import CreditConfig, Terms, assign, followed, leave_out_stale
 from gruppo.types import Episode, Group, Outcome, Sampling, Score, StopReason, Task, Turn
 
 TASK = Task("t", "q", "r")
+GOLDEN = json.loads((Path(__file__).parent / "golden" / "advantages.json").read_text())
 
 
 def turn(role: str, prompt: tuple[int, ...] = (1,), ids: tuple[int, ...] = (7,)) -> Turn:
@@ -71,16 +77,33 @@ def test_a_role_is_compared_over_the_episodes_in_which_it_acted() -> None:
     assert advantages(group, "searcher") == [[pytest.approx(1.154701, abs=1e-5)], [low] * 3, [], [low]]
 
 
-def test_turns_that_saw_the_same_prompt_are_compared_beside_the_episodes() -> None:
-    states = {"s0": (1,), "s1": (2,), "s2": (3,)}
-    first = episode(0, 1.0, *(turn("p", states[s]) for s in ("s0", "s1", "s2")))
-    second = episode(1, 0.0, *(turn("p", states[s]) for s in ("s0", "s1", "s1")))
-    group = group_of(first, second)
-    credit([group], ["p"], "centred", compare="task+state", outcome="discounted", discount=0.95)
-    found = [value for own in advantages(group, "p") for value in own]
-    states_part = [0.45125, 0.633333, 0, -0.45125, -0.316667, -0.316667]
-    episode_part = [0.5, 0.5, 0.5, -0.5, -0.5, -0.5]
-    assert found == pytest.approx([a + b for a, b in zip(episode_part, states_part, strict=True)], abs=2e-6)
+def in_states(rewards: Sequence[float], states: Sequence[Sequence[str]]) -> Group:
+    """Episodes of one role whose turns start from named states."""
+    prompts = {state: (place,) for place, state in enumerate(sorted(set(itertools.chain(*states))))}
+    pairs = zip(rewards, states, strict=True)
+    return group_of(*(episode(i, r, *(turn("p", prompts[s]) for s in own)) for i, (r, own) in enumerate(pairs)))
+
+
+@pytest.mark.parametrize(("name", "advantage"), [("centred", "centred"), ("std", "grpo")])
+def test_gigpo_compares_turns_that_saw_the_same_prompt_beside_the_episodes(name: str, advantage: str) -> None:
+    given, out = GOLDEN["gigpo"]["in"], GOLDEN["gigpo"]["out"]
+    group = in_states(given["outcomes"], given["states"])
+    for compare, expected in (("state", out[f"step_{name}"]), ("task+state", out[f"joint_{name}"])):
+        counts = credit([group], ["p"], advantage, compare=compare, outcome="discounted", discount=given["gamma"])
+        found = [value or 0.0 for own in advantages(group, "p") for value in own]  # None: a turn with nothing beside it
+        assert found == pytest.approx(expected, abs=2e-6)
+        assert counts["groups/too_small"] == 1, "the turns whose state no other shares"
+    assert [paid.return_ for e in group.episodes for paid in e.credits] == pytest.approx(out["returns"])
+
+
+@hypothesis.given(
+    st.lists(st.integers(-16, 16).map(lambda number: number / 4), min_size=2, max_size=9), st.integers(1, 3)
+)
+def test_gigpo_is_grpo_where_no_state_is_shared(rewards: list[float], num_turns: int) -> None:
+    group = in_states(rewards, [[f"{place} {k}" for k in range(num_turns)] for place in range(len(rewards))])
+    credit([group], ["p"], "grpo", compare="task+state", outcome="discounted", discount=0.9)
+    expected = grpo(rewards) if has_signal(rewards) else [None] * len(rewards)
+    assert advantages(group, "p") == [[value] * num_turns for value in expected]
 
 
 # ---- unbiased: the mean of the estimate against the exact gradient, by enumeration -----------------------------------
@@ -167,6 +190,17 @@ def test_team_and_own_rewards_are_mixed_per_role() -> None:
     assert [e.reward for e in group.episodes] == [1, 0], "the raw reward stays what it was"
 
 
+def test_at_grpo_mixes_the_rewards_of_team_and_agent_before_comparing() -> None:
+    given, out = GOLDEN["atgrpo"]["in"], GOLDEN["atgrpo"]["out"]
+    for advantage, expected in (("centred", out["centred"]), ("grpo", out["std"])):
+        group = group_of(*(episode(i, reward, turn("p")) for i, reward in enumerate(given["team"])))
+        for e, own in zip(group.episodes, given["local"], strict=True):
+            e.turn_rewards = [own]
+        credit([group], ["p"], advantage, team={"p": given["alpha"]}, own={"p": 1.0}, compare="state")
+        assert [e.credits[0].shaped for e in group.episodes] == pytest.approx(out["r"])
+        assert [own[0] for own in advantages(group, "p")] == pytest.approx(expected, abs=2e-6)
+
+
 def test_turns_are_compared_with_turns_of_the_same_number() -> None:
     first, second = episode(0, 1.0, turn("a"), turn("b"), turn("a")), episode(1, 0.0, turn("a"), turn("a"))
     first.turn_rewards, second.turn_rewards = [0.5, None, 0.0], [0.0, 1.0]
@@ -218,3 +252,50 @@ def test_greedy_rewards_scores_and_penalties_reach_the_estimator() -> None:
         e.scores = {"f": Score(f), "g": Score(g)}
     credit([group], ["p"], "gdpo", Terms(reward_weights={"f": 1.0, "g": 0.5}))
     assert advantages(group, "p")[0][0] > 0 > advantages(group, "p")[1][0]
+
+
+# ---- moving averages, and what is too old ----------------------------------------------------------------------------
+
+
+def test_rae_compares_a_step_with_the_average_before_it_by_role_and_family() -> None:
+    walk, plain = Task("w", "q", "r", extra_info={"family": "walk"}), TASK
+    first = Group("g", walk, [episode(0, 1.0, turn("p"), turn("p"), turn("q")), episode(1, 0.0, turn("p"))])
+    second = Group("h", plain, [episode(0, 1.0, turn("p"), group="h"), episode(1, None, turn("p"), group="h")])
+    averages = {"p": {"walk": 0.5, "swim": 0.25}, "idle": {"walk": 0.125}}
+    counts = credit([first, second], ["p", "q"], "rae", Terms(averages=averages))
+    assert advantages(first, "p") == [[0.5, 0.5], [-0.5]] and advantages(first, "q") == [[1.0], []]
+    assert advantages(second, "p") == [[1.0], [None]], "one member is enough"
+    assert (counts["groups/too_small"], counts["groups/flat"]) == (0, 0)
+    moved = followed([first, second], ["p", "q"], averages, 0.5)
+    assert moved == {
+        "p": {"walk": 0.375, "swim": 0.25, "": 0.5},  # (0.5 + 1) / 2, then (0.75 + 0) / 2: in order, once an episode
+        "q": {"walk": 0.5, "": 0.0},
+        "idle": {"walk": 0.125},
+    }
+    assert averages["p"]["walk"] == 0.5, "the averages of before are left as they were"
+
+
+def test_rae_sees_the_shaped_reward() -> None:
+    group = group_of(episode(0, 1.0, turn("p")))
+    credit([group], ["p"], "rae", Terms(penalties={("g", 0, "p"): 0.25}), team={"p": 2.0})
+    assert advantages(group, "p") == [[1.75]] and followed([group], ["p"], {}, 0.0) == {"p": {"": 1.75}}
+
+
+def test_rows_of_turns_that_are_too_old_are_left_out_and_counted() -> None:
+    def play() -> Group:
+        turns = [replace(turn("p"), version=version) for version in (5, 4, 3)]
+        others = [replace(turn("q"), version=1), replace(turn("p", ids=()), version=0)]
+        return group_of(episode(0, 1.0, *turns, *others), episode(1, 0.0, replace(turn("p"), policy=None)))
+
+    versions = {"p": 5, "q": 1, "spare": 9}
+    for limit, kept, lost in ((0, 1, 2), (1, 2, 1), (2, 3, 0), (9, 3, 0)):
+        group = play()
+        credit([group], ["p", "q"])
+        found = leave_out_stale([group], versions, limit)
+        assert found == {"rows/stale/p": lost, "rows/stale/q": 0, "rows/stale/spare": 0}
+        assert [row.advantage for row in rows_of([group], "p")] == [0.5] * kept, "the rewards stay in the baseline"
+        assert advantages(group, "q") == [[None], []], "alone in its group"
+        assert advantages(group, "p")[1] == [-0.5], "a turn of no policy has no age"
+    group = play()
+    credit([group], ["p"])
+    assert leave_out_stale([group], versions, -1) == {} and len(rows_of([group], "p")) == 3

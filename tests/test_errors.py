@@ -55,6 +55,7 @@ from gruppo.training.model import TINY
         ({"policies__planner__target_modules": '["q_prj"]'}, "q_prj"),
         ({"policies__plannner__rank": "4"}, "plannner"),
         ({"model__device": "quda"}, "model.device"),
+        ({"start_from": "nothing"}, "start_from: nothing is not a run folder"),
     ],
     ids=lambda value: " ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else "",
 )
@@ -72,7 +73,7 @@ def test_a_mistake_in_the_config(gruppo: Command, tmp_path: Path, changes: dict[
         (["config", "steps"], "unexpected argument 'steps'"),
         (["train", "--resume", "--out", "nothing"], "nothing is not a run folder"),
         (["eval", "nothing"], "nothing is not a run folder"),
-        (["report", "nothing"], "nothing"),
+        (["report", "nothing"], "nothing is not a run folder: it has no config.toml"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -69,6 +69,7 @@ def test_two_steps_train_both_roles_and_leave_everything_on_disk(tmp_path: Path)
         "base": parts.learner.base_fingerprint,
         "tasks": parts.tasks.fingerprint,
         "coefficients": {policy: {"kl": 0.0, "entropy": 0.0} for policy in ("planner", "executor", "spare")},
+        "averages": {},
     }
 
 
@@ -106,6 +107,25 @@ def test_the_same_seed_gives_the_same_adapters_in_one_go_or_resumed(tmp_path: Pa
         pytest.raises(CheckpointError, match="was trained on other tasks; start a new run with --out"),
     ):
         grpo(parts, config.train)
+
+
+def test_a_budget_of_episodes_ends_the_run_with_the_step_that_reaches_it(tmp_path: Path) -> None:
+    """Also of a run that was killed, which counts the episodes of the steps it keeps, and of one that had ended."""
+    whole, expected = play(tmp_path, "whole", train__steps="3")
+    budget = {"train__steps": "5", "train__episodes": "17"}  # a step has 8
+    parts, metrics = play(tmp_path, "budget", **budget)
+    assert [record["step"] for record in metrics] == [1, 2, 3] and fingerprints(parts) == fingerprints(whole)
+    assert Run.open(tmp_path / "budget").list_checkpoints() == [0, 3], "the last step is saved, whatever save_every"
+    shutil.copytree(tmp_path / "budget", tmp_path / "killed")
+    shutil.rmtree(tmp_path / "killed" / "checkpoints" / "step-000003")  # the metrics of its three steps are there
+    play(tmp_path, "half way", train__steps="2")
+    for name in ("budget", "killed", "half way"):
+        config = config_of(tmp_path, **budget)
+        with parts_of(config, tmp_path / name, resume=True) as parts:
+            grpo(parts, config.train)
+            assert fingerprints(parts) == fingerprints(whole), name
+            steps = [(record["step"], record["reward/mean"]) for record in parts.run.read_metrics()]
+            assert steps == [(record["step"], record["reward/mean"]) for record in expected], name
 
 
 def test_groups_without_signal_are_dropped_and_counted(tmp_path: Path) -> None:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from small_run import config_of, noise, play
+from small_run import config_of, fingerprints, noise, parts_of, play
 
 from gruppo.algorithms import ADVANTAGES, LOSSES, PRESETS, AlgorithmConfig, CreditConfig, clashes
+from gruppo.algorithms.advantages import moving_average
 from gruppo.config import dump, load
 from gruppo.errors import ConfigError, UserError
 from gruppo.run import RunConfig, assemble
 from gruppo.store import Run
-from gruppo.training.grpo import check
-from gruppo.types import Episode, Task
+from gruppo.training.grpo import check, grpo
+from gruppo.training.update import Coefficients
+from gruppo.types import Completion, Engine, Episode, Request, Task
 
 ONE = {"train__steps": "1", "train__warmup_steps": "0"}
 
@@ -82,6 +85,44 @@ def test_coefficients_adapt_and_come_back_with_a_checkpoint(tmp_path: Path) -> N
     assert found["entropy"] == 0.0  # a random policy's entropy is above the target: 0.01 - 2 x 0.005
 
 
+def test_moving_averages_are_the_baseline_and_come_back_with_a_checkpoint(tmp_path: Path) -> None:
+    rae = {"algorithm__advantage": "rae", "algorithm__rae_decay": "0.9"}
+    whole, metrics = play(tmp_path, "whole", **rae)
+    first, second = (Run.open(tmp_path / "whole").read_episodes(f"grpo-00000{step}") for step in (1, 2))
+    seen = [episode.reward for group in first for episode in group.episodes]
+    average = moving_average(0.0, [reward for reward in seen if reward is not None], 0.9)
+    for groups, baseline in ((first, 0.0), (second, average)):
+        given = [(e.reward - baseline, e.credits[0].advantage) for group in groups for e in group.episodes]
+        assert [value for value, _ in given] == pytest.approx([value for _, value in given], abs=1e-6)
+    assert trained(metrics[0]) and whole.averages["planner"].keys() == {"lookup"} and average != 0
+    play(tmp_path, "parts", **rae, train__steps="1")
+    config = config_of(tmp_path, **rae)
+    with parts_of(config, tmp_path / "parts", resume=True) as parts:
+        grpo(parts, config.train)
+        assert (parts.averages, fingerprints(parts)) == (whole.averages, fingerprints(whole))
+
+
+class Older:
+    """An engine whose answers come from the weights of one optimizer step before."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    async def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        return [replace(found, version=found.version - 1) for found in await self.engine.generate(requests)]
+
+
+@pytest.mark.parametrize(("limit", "lost"), [("-1", None), ("0", 16), ("1", 0)])
+def test_what_an_older_policy_did_is_not_trained_on(tmp_path: Path, limit: str, lost: int | None) -> None:
+    config = config_of(tmp_path, **ONE, algorithm__max_staleness=limit)
+    with parts_of(config, tmp_path / "run") as parts:
+        engines = {**parts.rollout.engines, "local": Older(parts.rollout.engines["local"])}
+        grpo(replace(parts, rollout=replace(parts.rollout, engines=engines)), config.train)
+        (record,) = parts.run.read_metrics()
+    assert (record.get("rows/stale/planner"), record["rows/planner"]) == (lost, 16 - (lost or 0))
+    assert record["groups/dropped"] == (2 if lost else 0)
+
+
 def test_policies_take_turns(tmp_path: Path) -> None:
     parts, metrics = play(tmp_path, "run", credit__alternate="1", roles__planner__max_tokens="9")
     assert [record["rows/planner"] > 0 for record in metrics] == [True, False]
@@ -123,6 +164,9 @@ REFUSED = [
     ({"algorithm__loss": "gmpo", "algorithm__ratio_level": "sequence"}, "has a ratio of its own"),
     ({"credit__outcome": "to_go"}, "set credit.compare to 'turn' or 'state'"),
     ({"credit__compare": "turn", "algorithm__advantage": "remax"}, "judges whole episodes"),
+    ({"credit__compare": "state", "algorithm__advantage": "rae"}, "judges whole episodes"),
+    ({"algorithm__max_staleness": "-2"}, "max_staleness = -2: expected greater than or equal to -1"),
+    ({"algorithm__rae_decay": "1"}, "rae_decay = 1: expected less than 1"),
     ({"algorithm__max_rounds": "3"}, "set algorithm.filter_groups"),
     ({"algorithm__kl_target": "0.1"}, "give algorithm.kl_coefficient"),
     ({"credit__own": '{"planner" = 1.0}'}, "name some in credit.turn_rewards"),
@@ -130,6 +174,7 @@ REFUSED = [
     ({"credit__turn_rewards": '{"parsd" = 1.0}'}, "no such reward: did you mean parsed"),
     ({"credit__min_group": "5"}, "no group would have credit.min_group = 5"),
     ({"algorithm__dual_clip": "0.5"}, "must be above 1"),
+    ({"algorithm__cov_low": "6.0"}, "cov_low = 6.0 is above algorithm.cov_high = 5.0"),
 ]
 
 
@@ -156,6 +201,11 @@ def test_an_alarm_is_said_kept_and_obeyed(tmp_path: Path) -> None:
     start = play(tmp_path, "start", train__steps="0")[0].learner.fingerprint("planner")
     skipped, metrics = play(tmp_path, "skip", **ONE | ring, alarms__actions='{"gradient_exploding" = "skip"}')
     assert skipped.learner.fingerprint("planner") == start and skipped.learner.versions["planner"] == 0
+    adapting = {"algorithm__kl_coefficient": "0.1", "algorithm__kl_target": "0.01", "algorithm__advantage": "rae"}
+    for action in ("skip", "restore"):  # also what is no weight
+        options = ONE | ring | adapting | {"alarms__actions": f'{{"gradient_exploding" = "{action}"}}'}
+        parts, _ = play(tmp_path, f"{action} all", **options)
+        assert (parts.coefficients["planner"], parts.averages) == (Coefficients(0.1, 0.0), {}), action
     back, _ = play(tmp_path, "restore", **ONE | ring, alarms__actions='{"gradient_exploding" = "restore"}')
     assert back.learner.fingerprint("planner") == start
     with pytest.raises(UserError, match="stopped at step 1: grad_norm/.* lower the learning rate"):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from gruppo.prefix_tree import MIN_SHARE, ROW_LENGTH, attention_of, common_length, prefix_tree, shared_rows, takes_trees
+from gruppo.prefix_tree import MAX_ROW, REACH, attention_of, common_length, prefix_tree, shared_rows, takes_trees
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12).map(tuple), min_size=1, max_size=12)
 
@@ -34,16 +34,15 @@ def test_rows_hold_every_place_once(sequences) -> None:
     assert sorted(place for row in rows for place in row) == list(range(len(sequences)))
 
 
-def test_short_sequences_fill_rows_evenly_and_long_ones_share_only_what_saves() -> None:
-    short = [(1, number, 7) * 10 for number in range(40)]
-    rows = shared_rows(short)
-    lengths = [len(prefix_tree([short[place] for place in row], [0] * len(row))) for row in rows]
-    assert max(lengths) <= ROW_LENGTH + 30 and max(lengths) - min(lengths) <= 60
-    apart = [(number,) * 400 for number in range(5)]
-    assert len(shared_rows(apart)) == 5
-    share = int(400 * MIN_SHARE)
-    together = [(9,) * (400 - share) + (number,) * share for number in range(4)]
-    assert shared_rows(together) == [[0, 1, 2, 3]]
+def test_a_sequence_joins_a_row_if_what_it_shares_is_worth_what_is_masked() -> None:
+    assert shared_rows([(number,) * 40 for number in range(5)]) == [[0], [1], [2], [3], [4]]
+    short = [(1, 2, 3, 4, number) + (number,) * 15 for number in range(5, 100)]
+    lengths = [len(prefix_tree([short[place] for place in row], [0] * len(row))) for row in shared_rows(short)]
+    assert 200 < max(lengths) < REACH * 5 / 40 + 40
+    long = [(9,) * 1000 + (number,) * 20 for number in range(200)]
+    assert [len(row) for row in shared_rows(long)] == [200]
+    whole = [(9,) * (MAX_ROW - 30) + (number,) * 20 for number in range(3)]
+    assert shared_rows(whole) == [[0], [1], [2]], "no longer than a mask may be"
     assert common_length((1, 2, 3), (1, 2)) == 2 and common_length((1,), (2,)) == 0 and common_length((), (1,)) == 0
 
 

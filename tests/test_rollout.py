@@ -315,7 +315,7 @@ def test_a_broken_reward_stops_the_run() -> None:
 
 
 @tool(in_process=True)
-def shout(text: str) -> str:
+async def shout(text: str) -> str:
     """Say it in capitals."""
     return text.upper()
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gruppo.algorithms.advantages import centred, grpo, whiten
+from gruppo.algorithms.advantages import centred, whiten
 from gruppo.algorithms.curriculum import (
     adaptive_entropy_coefficient,
     adaptive_kl_coefficient,
@@ -31,11 +31,8 @@ from gruppo.algorithms.returns import (
     chain_quality,
     discounted_outcome,
     gae,
-    gigpo,
     length_adaptive_lambda,
     rewards_to_go,
-    share_in_shared_states,
-    state_advantages,
     token_rewards,
 )
 from gruppo.algorithms.shaping import (
@@ -120,24 +117,6 @@ def test_lambda_grows_with_the_length() -> None:
     for length, expected in golden("gae.vapo_lambda")[1]:
         assert length_adaptive_lambda(length) == near(expected)
     assert length_adaptive_lambda(0) == 0.0
-
-
-def test_gigpo_compares_turns_that_start_from_equal_states() -> None:
-    given_, out = golden("gigpo")
-    returns = [discounted_outcome(3, given_["gamma"], outcome) for outcome in given_["outcomes"]]
-    assert flat(returns) == near(out["returns"])
-    for name, advantage in (("centred", centred), ("std", grpo)):
-        step = flat(state_advantages(returns, given_["states"], advantage))
-        joint = gigpo(given_["outcomes"], returns, given_["states"], advantage=advantage)
-        assert (step, flat(joint)) == (near(out[f"step_{name}"]), near(out[f"joint_{name}"]))
-    assert share_in_shared_states(given_["states"]) == pytest.approx(5 / 6) and share_in_shared_states([]) == 0.0
-
-
-@given(st.lists(QUARTERS, min_size=2, max_size=9), st.integers(1, 3))
-def test_gigpo_is_grpo_where_no_state_is_shared(rewards, num_turns) -> None:
-    states = [[(episode, turn) for turn in range(num_turns)] for episode in range(len(rewards))]
-    returns = [discounted_outcome(num_turns, 0.9, reward) for reward in rewards]
-    assert gigpo(rewards, returns, states) == [[value] * num_turns for value in grpo(rewards)]
 
 
 def test_links_of_a_chain_are_paid_by_what_came_before() -> None:

@@ -22,9 +22,6 @@ EPSILON = 1e-6
 TOLERANCE = 1e-6  # rewards closer than this (relative) are equal: their float residue must not become a signal
 WHITENING_EPSILON = 1e-8  # added to the variance, not to its root
 
-Advantage = Callable[[Sequence[float]], list[float]]
-"""An estimator that needs nothing but the rewards of one group."""
-
 Scores = Mapping[str, tuple[float, Sequence[float | None]]]
 """Reward function -> its weight and its value for each episode of a group, None where it gave none."""
 
@@ -115,9 +112,7 @@ def remax(rewards_G: Sequence[float], greedy: float | None) -> list[float]:
 
     The baseline is not of the group, so one member is enough. All get 0 if it is None: there is no baseline then.
     """
-    if greedy is None:
-        return [0.0] * len(rewards_G)
-    return [reward - greedy if has_signal([reward, greedy]) else 0.0 for reward in rewards_G]
+    return [0.0] * len(rewards_G) if greedy is None else _against(rewards_G, greedy)
 
 
 def gdpo(scores_FG: Scores, *, ddof: int = 1, epsilon: float = EPSILON) -> list[float]:
@@ -146,12 +141,23 @@ def loo_counterfactual(means_N: Sequence[float], counts_N: Sequence[int]) -> lis
     return [mean - (weighted - mean * count) / (total - count) if count < total else 0.0 for mean, count in pairs]
 
 
-def rae(reward: float, baseline: float, decay: float = 0.95) -> tuple[float, float]:
-    """(reward - baseline, the moving average after it). Source: role-conditioned advantages, SPIRAL, arXiv 2506.24119.
+def rae(rewards_G: Sequence[float], average: float) -> list[float]:
+    """r - the moving average of what the role got before in such tasks. Source: SPIRAL, arXiv 2506.24119.
 
-    One baseline per role and game; it starts at 0 and outlives the batch, so it belongs into checkpoints.
+    The baseline is not of the group, so one member is enough. Departs from the paper, whose average moves on with every
+    episode: here all of a step's episodes meet the one that stood when it began, and `moving_average` is called after.
     """
-    return reward - baseline, decay * baseline + (1 - decay) * reward
+    return _against(rewards_G, average)
+
+
+def moving_average(average: float, rewards_N: Iterable[float], decay: float = 0.95) -> float:
+    """The average after `rewards_N`, one after the other; it starts at 0. Source: SPIRAL, arXiv 2506.24119.
+
+    One per role and game. It outlives the batch, so it belongs into checkpoints.
+    """
+    for reward in rewards_N:
+        average = decay * average + (1 - decay) * reward
+    return average
 
 
 # The batch -----------------------------------------------------------------------------------------------------------
@@ -230,6 +236,11 @@ def _std(values_N: Sequence[float], ddof: int) -> float:
     return statistics.stdev(values_N) if ddof else statistics.pstdev(values_N)
 
 
+def _against(rewards_G: Sequence[float], baseline: float) -> list[float]:
+    """r - baseline, 0 where they are equal up to rounding."""
+    return [reward - baseline if has_signal([reward, baseline]) else 0.0 for reward in rewards_G]
+
+
 def _divided(values_N: Sequence[float], scale: float) -> list[float]:
     """What is 0 stays 0, whatever the scale."""
     return [value / scale if value else 0.0 for value in values_N]
@@ -270,6 +281,7 @@ class GroupReturns:
     lengths_G: Sequence[int]  # trained tokens of the role in each episode
     scores_FG: Scores = field(default_factory=dict)  # for gdpo
     greedy: float | None = None  # reward of the greedy episode, for remax
+    average: float = 0.0  # of the role's rewards before this step in tasks of the same family, for rae
 
     def __post_init__(self) -> None:
         columns = [self.lengths_G, *(scores_G for _, scores_G in self.scores_FG.values())]
@@ -327,10 +339,12 @@ ADVANTAGES: Mapping[str, Estimator] = {
         lambda group, by: passk(group.rewards_G, divide_by_std=by.divide_by_std, ddof=by.ddof, epsilon=by.epsilon)
     ),
     "remax": _each(lambda group, _: remax(group.rewards_G, group.greedy)),
+    "rae": _each(lambda group, _: rae(group.rewards_G, group.average)),
     "gdpo": lambda groups, by: gdpo_batch([group.scores_FG for group in groups], ddof=by.ddof, epsilon=by.epsilon),
 }
 """Name -> estimator. A new one is a function above and a line here."""
 
-GROUP_RELATIVE = frozenset(ADVANTAGES) - {"reinforce++", "remax"}
+GROUP_RELATIVE = frozenset(ADVANTAGES) - {"reinforce++", "remax", "rae"}
 """Whose baseline is the group: one member, or rewards without spread (of gdpo: scores), give no signal."""
 NEEDS_GREEDY = frozenset({"remax"})
+NEEDS_AVERAGE = frozenset({"rae"})

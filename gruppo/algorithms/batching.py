@@ -138,18 +138,44 @@ def microbatches(rows: Sequence[Row], max_tokens: int, share: bool = True, whole
     Without `share` every row is a pack of its own, for models that take no attention mask of ours. `whole` keeps the
     rows of a sequence in one list.
     """
+    return _within(_units(rows, share, whole), max_tokens)
+
+
+def balanced(
+    rows: Sequence[Row], num: int, max_tokens: int, share: bool = True, whole: bool = False
+) -> list[list[list[Pack]]]:
+    """The `microbatches` of at most `num` processes that work side by side, with about equally many tokens each."""
+    shares: list[list[list[Pack]]] = [[] for _ in range(num)]
+    sizes = [0] * num
+    for unit in sorted(_units(rows, share, whole), key=_size, reverse=True):
+        least = sizes.index(min(sizes))
+        shares[least].append(unit)
+        sizes[least] += _size(unit)
+    return [_within(own, max_tokens) for own in shares if own]
+
+
+def _units(rows: Sequence[Row], share: bool, whole: bool) -> list[list[Pack]]:
+    """Packs that must not be parted."""
     if whole:
-        units = [packs_of(own, share) for own in by(rows, key_of).values()]
-    else:
-        units = [[pack] for pack in packs_of(rows, share)]
+        return [packs_of(own, share) for own in by(rows, key_of).values()]
+    return [[pack] for pack in packs_of(rows, share)]
+
+
+def _within(units: Sequence[list[Pack]], max_tokens: int) -> list[list[Pack]]:
+    lengths = [max(len(pack.tree) for pack in unit) for unit in units]
     batches: list[list[Pack]] = []
     longest = 0
-    for unit in sorted(units, key=lambda unit: max(len(pack.tree) for pack in unit), reverse=True):
-        if not batches or (len(batches[-1]) + len(unit)) * longest > max_tokens:
+    for length, unit in sorted(zip(lengths, units, strict=True), key=lambda pair: pair[0], reverse=True):
+        full = not batches or (len(batches[-1]) + len(unit)) * longest > max_tokens
+        if full or 2 * length < longest:  # else most of it would be padding
             batches.append([])
-            longest = max(len(pack.tree) for pack in unit)
+            longest = length
         batches[-1] += unit
     return batches
+
+
+def _size(unit: Sequence[Pack]) -> int:
+    return sum(len(pack.tree) for pack in unit)
 
 
 def packs_of(rows: Sequence[Row], share: bool) -> list[Pack]:

@@ -41,6 +41,12 @@ class AlgorithmConfig(Config):
     """Whether "passk" divides by the standard deviation."""
     gpg_scale: float = Field(0.0, ge=0)
     """Factor of "gpg"; 0: samples / samples with a gradient."""
+    whitening_unbiased: bool = True
+    """Whether the variance that "reinforce++" and its baseline divide by is over the weight - 1, or all of it."""
+    whitening_by_tokens: bool = True
+    """Whether every token counts once in that whitening, or every episode."""
+    rae_decay: float = Field(0.95, ge=0, lt=1)
+    """What a new reward leaves of the moving average that is the baseline of "rae"."""
 
     loss: str = "ppo_clip"
     """The loss of a token."""
@@ -69,6 +75,14 @@ class AlgorithmConfig(Config):
     """Of SAPO's gate, for negative advantages."""
     gmpo_clip: float = Field(0.4, gt=0)
     """GMPO clips log-ratios at this."""
+    vespo_k_positive: float = Field(2.0, ge=0)
+    """Of VESPO's weight, for advantages from 0 on: the power of a low ratio that silences it."""
+    vespo_lambda_positive: float = Field(3.0, ge=0)
+    """The same, for a high ratio: the rate at which it fades."""
+    vespo_k_negative: float = Field(3.0, ge=0)
+    """As `vespo_k_positive`, for negative advantages."""
+    vespo_lambda_negative: float = Field(2.0, ge=0)
+    """As `vespo_lambda_positive`, for negative advantages."""
     dppo_delta: float = Field(0.2, gt=0, lt=1)
     """DPPO drops tokens whose probability moved further than this."""
     dppo_cap: float = Field(3.0, gt=0)
@@ -77,6 +91,10 @@ class AlgorithmConfig(Config):
     """Weight of DRO's quadratic term."""
     cov_share: float = Field(2e-4, gt=0, le=1)
     """Share of tokens that "clip_cov" and "kl_cov" pick, at least one."""
+    cov_low: float = 1.0
+    """"clip_cov" picks among tokens whose part in the covariance of log-prob and advantage is from this,"""
+    cov_high: float = 5.0
+    """to this."""
     kl_cov_coefficient: float = Field(1.0, ge=0)
     """Weight of the KL of the tokens that "kl_cov" picks."""
     high_entropy_share: float = Field(1.0, gt=0, le=1)
@@ -125,12 +143,19 @@ class AlgorithmConfig(Config):
     """and below this."""
     max_rounds: int = Field(1, ge=1)
     """Rounds of sampling in a step; what is still missing then is missing."""
+    max_staleness: int = Field(-1, ge=-1)
+    """Actions whose policy has taken more optimizer steps since than this are not trained on; -1: all are."""
 
     @property
     def settings(self) -> AdvantageSettings:
         """The constants of the advantage functions."""
         return AdvantageSettings(
-            self.advantage_ddof, self.advantage_epsilon, divide_by_std=self.passk_std, gpg_alpha=self.gpg_scale or None
+            self.advantage_ddof,
+            self.advantage_epsilon,
+            divide_by_std=self.passk_std,
+            gpg_alpha=self.gpg_scale or None,
+            unbiased=self.whitening_unbiased,
+            token_weighted=self.whitening_by_tokens,
         )
 
     @model_validator(mode="before")
@@ -184,7 +209,7 @@ def _of_credit(algorithm: AlgorithmConfig, credit: CreditConfig) -> Iterator[str
             f"credit.outcome = {credit.outcome!r} gives each turn its own return, for which the episodes of a task are "
             "no baseline; set credit.compare to 'turn' or 'state'"
         )
-    if name in ("remax", "gdpo", "opo") and credit.compare != "task":
+    if name in ("remax", "gdpo", "opo", "rae") and credit.compare != "task":
         yield f"credit.compare = {credit.compare!r}: advantage {name!r} judges whole episodes; use 'task'"
     if name == "gdpo":
         shaping = {"credit.team": credit.team, "credit.own": credit.own, "algorithm.kl_in": algorithm.kl_in == "reward"}
@@ -199,6 +224,8 @@ def _of_bounds(algorithm: AlgorithmConfig) -> Iterator[str]:
         yield f"algorithm.dual_clip = {algorithm.dual_clip}: must be above 1, or 0 for none"
     if algorithm.ratio_cap and algorithm.ratio_cap <= 1 + algorithm.clip_high:
         yield f"algorithm.ratio_cap = {algorithm.ratio_cap}: must be above 1 + clip_high, or 0 for none"
+    if algorithm.cov_low > algorithm.cov_high:
+        yield f"algorithm.cov_low = {algorithm.cov_low} is above algorithm.cov_high = {algorithm.cov_high}"
     if not algorithm.correction_low <= 1 <= algorithm.correction_high:
         yield (
             f"algorithm.correction_low = {algorithm.correction_low}, correction_high = {algorithm.correction_high}: "

@@ -20,11 +20,15 @@ from gruppo.algorithms.advantages import (
     AdvantageSettings,
     GroupReturns,
     has_signal,
+    moving_average,
 )
 from gruppo.algorithms.returns import discounted_outcome, rewards_to_go
 from gruppo.algorithms.shaping import soft_overlong
 from gruppo.config import Config
-from gruppo.types import Credit, Episode, Group, Outcome
+from gruppo.types import Credit, Episode, Group, Outcome, Task
+
+Averages = Mapping[str, Mapping[str, float]]
+"""Role -> task family -> the moving average of the role's shaped rewards; 0 where there is none."""
 
 
 class CreditConfig(Config):
@@ -43,7 +47,7 @@ class CreditConfig(Config):
     """Per turn of the same role, for "discounted" and "to_go"."""
     compare: Literal["task", "turn", "state", "task+state"] = "task"
     """With what: the role's episodes of the task; its turns of the same number; its turns that saw the same prompt; or
-    the sum of the first and the last."""
+    the sum of the first and the last, as GiGPO."""
     state_weight: float = Field(1.0, ge=0)
     """Weight of the second part of "task+state"."""
     min_group: int = Field(2, ge=2)
@@ -62,6 +66,7 @@ class Terms:
     reward_weights: Mapping[str, float] = field(default_factory=dict)
     greedy: Mapping[str, float] = field(default_factory=dict)  # group -> the reward of its greedy episode
     penalties: Mapping[Hashable, float] = field(default_factory=dict)  # (group, attempt, role) -> what is taken off
+    averages: Averages = field(default_factory=dict)  # as the step begins
 
     def shaped(self, episode: Episode, role: str, reward: float) -> float:
         """The reward of `role` after what being cut off or overlong costs."""
@@ -211,14 +216,20 @@ def _advantages(
 
 
 def _group_returns(own: Sequence[Judged], terms: Terms) -> GroupReturns:
-    group = own[0].group
+    group, role = own[0].group, own[0].episode.turns[own[0].places[0]].role
     scores = {
         name: (weight, [one.episode.scores[name].value for one in own])
         for name, weight in terms.reward_weights.items()
         if all(name in one.episode.scores for one in own)
     }
     returns = [one.return_ for one in own]
-    return GroupReturns(group.id, returns, [one.num_tokens for one in own], scores, terms.greedy.get(group.id))
+    average = terms.averages.get(role, {}).get(_family(group.task), 0.0)
+    lengths = [one.num_tokens for one in own]
+    return GroupReturns(group.id, returns, lengths, scores, terms.greedy.get(group.id), average)
+
+
+def _family(task: Task) -> str:
+    return str(task.extra_info.get("family", ""))
 
 
 def _mask(episode: Episode) -> bool:
@@ -227,3 +238,35 @@ def _mask(episode: Episode) -> bool:
         return False
     episode.credits = [replace(credit, advantage=None) for credit in episode.credits]
     return True
+
+
+# After the comparison ------------------------------------------------------------------------------------------------
+
+
+def followed(groups: Sequence[Group], roles: Sequence[str], averages: Averages, decay: float) -> Averages:
+    """The averages after an `assign` of these groups: those of `roles` have seen its shaped rewards, in their order."""
+    found = {role: dict(own) for role, own in averages.items()}
+    for role in roles:
+        own = found.setdefault(role, {})
+        for group in groups:
+            family = _family(group.task)
+            rewards = [one.return_ for one in _judged(group, role, "task")]
+            own[family] = moving_average(own.get(family, 0.0), rewards, decay)
+    return found
+
+
+def leave_out_stale(groups: Sequence[Group], versions: Mapping[str, int], limit: int) -> dict[str, float]:
+    """Take the advantage from turns whose policy was more than `limit` optimizer steps behind `versions`.
+
+    Their rewards stay in the statistics. Returns the rows lost by policy, for the metrics; a limit of -1 looks at none.
+    """
+    if limit < 0:
+        return {}
+    lost = dict.fromkeys(versions, 0.0)
+    for episode in (episode for group in groups for episode in group.episodes):
+        for place, (turn, credit) in enumerate(zip(episode.turns, episode.credits, strict=True)):
+            if turn.policy is None or credit.advantage is None or versions[turn.policy] - turn.version <= limit:
+                continue
+            lost[turn.policy] += bool(turn.action_ids)
+            episode.credits[place] = replace(credit, advantage=None)
+    return {f"rows/stale/{policy}": count for policy, count in lost.items()}

@@ -38,8 +38,10 @@ class LossSettings:
     sapo_temperature_positive: float = 1.0
     sapo_temperature_negative: float = 1.05
     gmpo_clip: float = 0.4  # of the log-ratio
-    vespo_positive: tuple[float, float] = (2.0, 3.0)  # (k, lambda) for advantages >= 0
-    vespo_negative: tuple[float, float] = (3.0, 2.0)
+    vespo_k_positive: float = 2.0  # for advantages >= 0
+    vespo_lambda_positive: float = 3.0
+    vespo_k_negative: float = 3.0
+    vespo_lambda_negative: float = 2.0
     dppo_delta: float = 0.2  # how far a probability may move
     dppo_cap: float = 3.0  # of the weight
     dro_beta: float = 0.1
@@ -123,8 +125,9 @@ def vespo(new_N: Tensor, tokens: Tokens, settings: LossSettings) -> tuple[Tensor
     the loss as it does everywhere.
     """
     product_N = sequence_product(new_N, tokens).detach()
-    pairs = zip(settings.vespo_positive, settings.vespo_negative, strict=True)
-    k_N, lambda_N = (torch.where(tokens.advantages_N >= 0, new_N.new_tensor(yes), no) for yes, no in pairs)
+    is_up_N, by = tokens.advantages_N >= 0, settings
+    k_N = torch.where(is_up_N, new_N.new_tensor(by.vespo_k_positive), by.vespo_k_negative)
+    lambda_N = torch.where(is_up_N, new_N.new_tensor(by.vespo_lambda_positive), by.vespo_lambda_negative)
     phi_N = (lambda_N + k_N * product_N.log() - lambda_N * product_N).exp()
     return -phi_N * tokens.advantages_N * new_N, sums_of(new_N, tokens, product_N)
 

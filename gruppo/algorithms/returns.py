@@ -1,18 +1,16 @@
 """Returns: from the rewards within one episode to a number per turn or token. No torch, no log-probs to differentiate.
 
-What compares episodes with one another is in `advantages.py`; here that happens only among turns in equal states.
+What compares episodes, or turns, with one another is in `advantages.py` and `credit.py`.
 
-Shapes: T tokens of an episode, K turns or links of a chain, G episodes of a group. `mask_T` is 1 on tokens that the
+Shapes: T tokens of an episode, K links of a chain. `mask_T` is 1 on tokens that the
 trained policy sampled. The others (tool results, other agents' words) are passed over: their rewards and values are
 never read, not even NaN, and they get 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
-
-from gruppo.algorithms.advantages import Advantage, grpo
 
 # Along one episode ---------------------------------------------------------------------------------------------------
 
@@ -80,66 +78,7 @@ def _trained_backwards(mask_T: Sequence[int]) -> Iterator[int]:
     return (place for place in reversed(range(len(mask_T))) if mask_T[place])
 
 
-# Among the turns of a group ------------------------------------------------------------------------------------------
-
-
-def gigpo(
-    rewards_G: Sequence[float],
-    returns_GK: Sequence[Sequence[float]],
-    states_GK: Sequence[Sequence[Hashable]],
-    omega: float = 1.0,
-    advantage: Advantage = grpo,
-) -> list[list[float]]:
-    """Per turn: the episode's advantage + omega times the turn's among turns in equal states. Source: arXiv 2505.10978.
-
-    `rewards_G` are the episodes' rewards, `returns_GK` what each turn led to (`discounted_outcome`, `rewards_to_go`),
-    `states_GK` what it started from. `advantage` is `grpo` or `centred`, for both parts. Departs from the released
-    code: the episodes' statistics count each episode once, not once per turn.
-    """
-    turns_GK = state_advantages(returns_GK, states_GK, advantage)
-    episodes = zip(advantage(rewards_G), turns_GK, strict=True)
-    return [[episode + omega * turn for turn in turns_K] for episode, turns_K in episodes]
-
-
-def state_advantages(
-    returns_GK: Sequence[Sequence[float]], states_GK: Sequence[Sequence[Hashable]], advantage: Advantage = grpo
-) -> list[list[float]]:
-    """`advantage` among all turns of the group that started from equal states, revisits included; 0 for a lone one.
-
-    A state is any hashable description of all that the policy could see, without history: if few states are shared
-    (`share_in_shared_states`), nothing is left of it.
-    """
-    advantages_GK = [[0.0] * len(returns_K) for returns_K in returns_GK]
-    for places in _places_by_state(states_GK).values():
-        values = advantage([returns_GK[episode][turn] for episode, turn in places])
-        for (episode, turn), value in zip(places, values, strict=True):
-            advantages_GK[episode][turn] = value
-    return advantages_GK
-
-
-def share_in_shared_states(states_GK: Sequence[Sequence[Hashable]]) -> float:
-    """Share of turns whose state some other turn of the group started from too. Near 0, GiGPO is GRPO."""
-    sizes = [len(places) for places in _places_by_state(states_GK).values()]
-    return sum(size for size in sizes if size > 1) / max(1, sum(sizes))
-
-
-def _places_by_state(states_GK: Sequence[Sequence[Hashable]]) -> dict[Hashable, list[tuple[int, int]]]:
-    places: dict[Hashable, list[tuple[int, int]]] = {}
-    for episode, states_K in enumerate(states_GK):
-        for turn, state in enumerate(states_K):
-            places.setdefault(state, []).append((episode, turn))
-    return places
-
-
 # Among the agents of a team ------------------------------------------------------------------------------------------
-
-
-def team_and_local(team_N: Sequence[float], local_N: Sequence[float], alpha: float = 1.0) -> list[float]:
-    """alpha times the team's reward + the agent's own, for N actions that are then compared with one another.
-
-    Source: AT-GRPO, arXiv 2510.11062, which compares actions of one agent in one state at one turn.
-    """
-    return [alpha * team + local for team, local in zip(team_N, local_N, strict=True)]
 
 
 def chain_margin(rewards_K: Sequence[float], alpha: float = 0.5) -> list[float]:

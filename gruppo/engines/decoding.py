@@ -1,8 +1,9 @@
 """Decoding: from the prompts of one batch to sampled ids and their log-probabilities.
 
-What requests share is computed once: beginnings of prompts, prompts, and the ids sampled so far. Finished rows leave
-the batch. Legend: B requests, U branches, R rows of prompt trees, S nodes of a row, P prompt positions (left-padded),
-T sampled positions, K positions with logits, V vocabulary.
+What requests share is computed once: beginnings of prompts, prompts, and the ids sampled so far; what earlier batches
+left in a prefix cache is not computed again. Finished rows leave the batch. Legend: B requests, U branches, R rows of
+prompt trees, S nodes of a row, P prompt positions (left-padded), T sampled positions, K positions with logits, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicLayer
 
-from gruppo.prefix_tree import PrefixTree, attention_of, prefix_tree, shared_rows, takes_trees
+from gruppo.engines.prefix_cache import PrefixCache, States
+from gruppo.prefix_tree import Ids, PrefixTree, attention_of, prefix_tree, shared_rows, takes_trees
 from gruppo.types import Request
 
 
@@ -28,16 +30,20 @@ class Prompted:
     index: int
     request: Request
     prompt: str
-    prompt_ids: tuple[int, ...]
+    prompt_ids: Ids
 
 
 def decode(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Sequence[Prompted], end_ids: Sequence[int]
-) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
-    """Sampled ids and their log-probs for each row.
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[Prompted],
+    end_ids: Sequence[int],
+    known: PrefixCache,
+) -> list[tuple[Ids, tuple[float, ...]]]:
+    """Sampled ids and their log-probs for each row; the rows are of one policy.
 
     Rows that have the same prompt and have sampled the same ids so far are one branch, computed once: attempts at one
-    task part only where their draws do.
+    task part only where their draws do. What is `known` of the prompts is not computed again; it learns what was.
     """
     device = next(model.parameters()).device
     draw = _Draw.of(rows, device)
@@ -49,7 +55,10 @@ def decode(
     lengths_B = torch.zeros(len(rows), dtype=torch.long, device=device)
     row_B = torch.arange(len(rows), device=device)  # the rows that go on
 
-    logits_UV, cache, mask_UL, position_U, branch_B = _prefill(model, rows, num_steps)
+    cache = _new_cache(model)
+    plain = _is_plain(model, cache)
+    logits_UV, mask_UL, position_U, branch_B = _prefill(model, cache, rows, num_steps, known if plain else None)
+    left = _Left(cache.layers if plain and known.max_bytes else [], branch_B)
     num_prompt = mask_UL.shape[1] - num_steps
     for step in range(num_steps):
         sampled_B, sampled_logprob_B = draw.step(logits_UV[branch_B], row_B, step)
@@ -64,6 +73,7 @@ def decode(
             break
         next_branches = _Branches.after(branch_B, sampled_B, num_old=len(mask_UL))
         branch_B = next_branches.branch_B
+        left.follow(next_branches, row_B)
         if next_branches.moved:
             mask_UL, position_U = mask_UL[next_branches.parent_U], position_U[next_branches.parent_U]
             for layer in cache.layers:
@@ -77,10 +87,10 @@ def decode(
         ).logits[:, -1]
     if logprobs_BT.isnan().any():
         raise ValueError("the model computes NaN logits; its weights or its inputs are broken")
-    return [
-        (tuple(ids[:length]), tuple(logprobs[:length]))
-        for ids, logprobs, length in zip(ids_BT.tolist(), logprobs_BT.tolist(), lengths_B.tolist(), strict=True)
-    ]
+    lengths = lengths_B.tolist()
+    ids_B = [tuple(ids[:length]) for ids, length in zip(ids_BT.tolist(), lengths, strict=True)]
+    left.hand_over(known, rows, ids_B, num_prompt)
+    return [(ids, tuple(row[:length])) for ids, row, length in zip(ids_B, logprobs_BT.tolist(), lengths, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -108,30 +118,76 @@ class _Branches:
 _LEAVE_SHARE = 0.25  # leaving copies the key-values of those who stay: worth it for a share of the batch, not for one
 
 
+class _Left:
+    """What branches leave behind: their key-values, and for each a row that has its ids. No layers: nothing is kept."""
+
+    def __init__(self, layers: Sequence[Any], branch_B: Tensor) -> None:
+        self.layers = layers
+        self.owner_U = branch_B.new_empty(int(branch_B.max()) + 1)
+        self.owner_U[branch_B] = torch.arange(len(branch_B), device=branch_B.device)
+        self.found: list[tuple[Tensor, States]] = []
+
+    def follow(self, branches: _Branches, row_B: Tensor) -> None:
+        """The rows `row_B` go on in the next branches; if they move, the key-values of those that end are taken."""
+        if not self.layers:
+            return
+        if branches.moved:
+            ends_U = torch.ones_like(self.owner_U, dtype=torch.bool).index_fill(0, branches.parent_U, False)
+            if ends_U.any():
+                states = [(layer.keys[ends_U], layer.values[ends_U]) for layer in self.layers]
+                self.found.append((self.owner_U[ends_U], states))
+            self.owner_U = torch.empty_like(branches.parent_U)
+        self.owner_U[branches.branch_B] = row_B
+
+    def hand_over(self, known: PrefixCache, rows: Sequence[Prompted], sampled: Sequence[Ids], num_prompt: int) -> None:
+        """Give it all to the cache, with the ids of each branch: the prompt's and those sampled but the last."""
+        if not self.layers:
+            return
+        self.found.append((self.owner_U, [(layer.keys, layer.values) for layer in self.layers]))
+        for owner_U, states in self.found:
+            branches = [
+                (num_prompt - len(rows[row].prompt_ids), rows[row].prompt_ids + sampled[row][:-1])
+                for row in owner_U.tolist()
+            ]
+            known.keep(rows[0].request.policy, branches, states)
+
+
 def _prefill(
-    model: PreTrainedModel, requested: Sequence[Prompted], num_steps: int
-) -> tuple[Tensor, DynamicCache, Tensor, Tensor, Tensor]:
-    """One branch per distinct prompt: their first logits_UV, cache, mask_UL (L = P + T; 0 on padding) and first new
-    position_U; and each request's branch_B."""
+    model: PreTrainedModel,
+    cache: DynamicCache,
+    requested: Sequence[Prompted],
+    num_steps: int,
+    known: PrefixCache | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """One branch per distinct prompt: their first logits_UV, mask_UL (L = P + T; 0 on padding) and first new
+    position_U; and each request's branch_B. Without `known`, beginnings can't be shared."""
     device = next(model.parameters()).device
     unique = {ids: place for place, ids in enumerate(dict.fromkeys(prompted.prompt_ids for prompted in requested))}
-    prompts, cache = list(unique), _new_cache(model)
-    roomy = [layer for layer in cache.layers if isinstance(layer, _RoomyLayer)]
-    shared = takes_trees(model) and len(roomy) == len(cache.layers)
-    trees, row_U, paths = _trees(prompts, shared)
+    prompts = list(unique)
+    branch_B = torch.tensor([unique[prompted.prompt_ids] for prompted in requested], device=device)
+    lengths_U = torch.tensor([len(ids) for ids in prompts], device=device)
+    num_prompt = max(map(len, prompts))
+    mask_UL = (torch.arange(num_prompt + num_steps, device=device) >= num_prompt - lengths_U[:, None]).long()
+    past = known.beginnings(requested[0].request.policy, prompts) if known else None
+    if past:
+        logits_UV = _read_on(model, cache, prompts, mask_UL[:, :num_prompt], past)
+    else:
+        logits_UV = _read(model, cache, prompts, in_trees=known is not None)
+    return logits_UV, mask_UL, lengths_U, branch_B
 
-    def padded(values: Sequence[Sequence[int]], fill: int) -> Tensor:
-        width = max(map(len, values))
-        return torch.tensor([[fill] * (width - len(row)) + list(row) for row in values], device=device)
 
-    enter_RS = padded([tree.enter for tree in trees], -1)
-    leave_RS = padded([tree.leave for tree in trees], -1)
-    plain = len(trees) == len(prompts)
+def _read(model: PreTrainedModel, cache: DynamicCache, prompts: Sequence[Ids], in_trees: bool) -> Tensor:
+    """The first logits_UV, computed from whole prompts."""
+    device = next(model.parameters()).device
+    trees, row_U, paths = _trees(prompts, in_trees)
+    enter_RS = _left_padded([tree.enter for tree in trees], -1, device)
+    leave_RS = _left_padded([tree.leave for tree in trees], -1, device)
+    alone = len(trees) == len(prompts)
     num_asked = max(tree.num_asked for tree in trees)
     logits_RKV = model(
-        input_ids=padded([tree.ids for tree in trees], 0),
-        attention_mask=(enter_RS >= 0).long() if plain else attention_of(enter_RS, leave_RS).to(model.dtype),
-        position_ids=padded([tree.positions for tree in trees], 0),
+        input_ids=_left_padded([tree.ids for tree in trees], 0, device),
+        attention_mask=(enter_RS >= 0).long() if alone else attention_of(enter_RS, leave_RS).to(model.dtype),
+        position_ids=_left_padded([tree.positions for tree in trees], 0, device),
         cache=cache,
         use_cache=True,
         logits_to_keep=num_asked,
@@ -139,21 +195,39 @@ def _prefill(
     width = enter_RS.shape[1]
     at_row_U = torch.tensor(row_U, device=device)
     # A tree is pushed to the right edge of its row; a branch's states are then taken from along its path.
-    path_UP = padded(
-        [[node + width - len(trees[row]) for node in path] for row, path in zip(row_U, paths, strict=True)], 0
-    )
-    lengths_U = torch.tensor([len(ids) for ids in prompts], device=device)
-    logits_UV = logits_RKV[at_row_U, path_UP[:, -1] - (width - num_asked)]
-    if not plain:
-        for layer in roomy:
+    shifted = [[node + width - len(trees[row]) for node in path] for row, path in zip(row_U, paths, strict=True)]
+    path_UP = _left_padded(shifted, 0, device)
+    if not alone:
+        layers: Sequence[Any] = cache.layers  # roomy ones, where trees are read
+        for layer in layers:
             layer.take(at_row_U, path_UP)
-    place_L = torch.arange(path_UP.shape[1] + num_steps, device=device)
-    mask_UL = (place_L >= path_UP.shape[1] - lengths_U[:, None]).long()
-    branch_B = torch.tensor([unique[prompted.prompt_ids] for prompted in requested], device=device)
-    return logits_UV, cache, mask_UL, lengths_U, branch_B
+    return logits_RKV[at_row_U, path_UP[:, -1] - (width - num_asked)]
 
 
-def _trees(prompts: Sequence[tuple[int, ...]], shared: bool) -> tuple[list[PrefixTree], list[int], list[list[int]]]:
+def _read_on(
+    model: PreTrainedModel, cache: DynamicCache, prompts: Sequence[Ids], mask_UP: Tensor, past: tuple[int, States]
+) -> Tensor:
+    """The first logits_UV, computed from the last ids of each prompt and the key-values of all before."""
+    num_new, states = past
+    layers: Sequence[Any] = cache.layers
+    for layer, (keys, values) in zip(layers, states, strict=True):
+        layer.update(keys, values)
+    return model(
+        input_ids=_left_padded([ids[-num_new:] for ids in prompts], 0, mask_UP.device),
+        attention_mask=mask_UP,
+        position_ids=(mask_UP.cumsum(-1) - 1).clamp(min=0)[:, -num_new:],
+        cache=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    ).logits[:, -1]
+
+
+def _left_padded(values: Sequence[Sequence[int]], fill: int, device: torch.device) -> Tensor:
+    width = max(map(len, values))
+    return torch.tensor([[fill] * (width - len(row)) + list(row) for row in values], device=device)
+
+
+def _trees(prompts: Sequence[Ids], shared: bool) -> tuple[list[PrefixTree], list[int], list[list[int]]]:
     """The rows to compute, and for each prompt its row and its path there; in order, one each, if nothing is shared."""
     places = shared_rows(prompts) if shared else []
     if len(places) * max(map(len, prompts)) ** 2 > _MAX_MASK or len(places) in (0, len(prompts)):
@@ -264,6 +338,11 @@ def _new_cache(model: PreTrainedModel) -> DynamicCache:
     cache = DynamicCache(config=model.config)
     cache.layers = [_RoomyLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
+
+
+def _is_plain(model: PreTrainedModel, cache: DynamicCache) -> bool:
+    """Whether key-values can be taken apart and put together: every layer keeps all of them, and takes any mask."""
+    return takes_trees(model) and all(isinstance(layer, _RoomyLayer) for layer in cache.layers)
 
 
 class _RoomyLayer(DynamicLayer):

@@ -18,8 +18,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gruppo.chat import decode_action, end_of_turn_ids, render
 from gruppo.engines.decoding import Prompted, cut, decode
+from gruppo.engines.prefix_cache import PrefixCache
 from gruppo.errors import EngineError, boundary
+from gruppo.prefix_tree import Ids
+from gruppo.replicas import Replicas
 from gruppo.types import Completion, Request, StopReason
+
+Home = tuple[str | None, str | Ids]  # policy, and task or prompt: whose rows stay together
+Sampled = tuple[tuple[int, ...], tuple[float, ...], float]  # ids, log-probs, seconds
 
 
 class LocalEngine:
@@ -28,9 +34,9 @@ class LocalEngine:
     `activate(policy)` is a context manager that yields the model that computes with that policy's weights (None: the
     frozen base) inside the block; `model` tells the architecture's limits and end tokens; `version(policy)` is the
     integer written into its completions. `max_batch_tokens` bounds rows x (prompt + action) of one batch, padding
-    included, and so the memory of its key-values; `context_length` defaults to the model's. A row's draw depends on its
-    seed and its logits only, whatever else is in the batch; logits may differ in the last float32 digits with the shape
-    of the batch.
+    included, and so the memory of its key-values; `context_length` defaults to the model's. `cache` makes what keeps
+    key-values for later calls, one for each process. A row's draw depends on its seed and its logits only, whatever
+    else is in the batch; logits may differ in the last float32 digits with the batch's shape and with what is cached.
     """
 
     def __init__(
@@ -42,19 +48,39 @@ class LocalEngine:
         version: Callable[[str | None], int],
         max_batch_tokens: int = 65_536,
         context_length: int | None = None,
+        replicas: Replicas | None = None,
+        cache: Callable[[], PrefixCache] = PrefixCache,
     ) -> None:
         self.tokenizer = tokenizer
         self.activate = activate
         self.version = version
         self.max_batch_tokens = max_batch_tokens
         self.context_length = context_length or _context_length(model)
+        self.replicas = replicas or Replicas(1)
+        self.replicas.add(self)
+        self.caches = [cache() for _ in range(self.replicas.num)]
+        self._period, self._homes = 0, dict[Home, int]()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.end_ids = end_of_turn_ids(tokenizer, model.generation_config)
         # One thread: calls queue up instead of switching adapters under one another, and the event loop stays free.
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="local-engine")
 
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """As `sample`, without blocking the event loop. Concurrent calls run one after the other."""
-        return await asyncio.get_running_loop().run_in_executor(self._worker, self.sample, requests)
+        """As `sample`, without blocking the event loop. Concurrent calls run one after the other.
+
+        A call from another event loop than the last forgets first: a rollout plays on a loop of its own, so what it
+        gives does not depend on those before it, and a run that was resumed repeats one that was not.
+        """
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._loop = loop
+            self._worker.submit(self.forget)
+        return await loop.run_in_executor(self._worker, self.sample, requests)
+
+    def forget(self) -> None:
+        """Let the caches go when they are next used: calls give, bit by bit, what they would give as the first."""
+        self._period += 1
+        self._homes.clear()
 
     def sample(self, requests: Sequence[Request]) -> list[Completion]:
         """One completion per request, in their order. Ids end with the sampled end-of-turn token if there was one.
@@ -63,17 +89,14 @@ class LocalEngine:
         float32, of softmax(logits / temperature) over the whole vocabulary, also where top_p cuts the draw; greedy ones
         are at temperature 1. Raises EngineError for whatever torch or the tokenizer raise.
         """
-        with boundary(EngineError, "local engine"), torch.no_grad():
+        with boundary(EngineError, "local engine"):
             rows = self._render(requests)
             done = {row.index: self._overflow(row) for row in rows if not self._fits(row)}
-            by_policy: dict[str | None, list[Prompted]] = {}
-            for row in rows:
-                if row.index not in done:
-                    by_policy.setdefault(row.request.policy, []).append(row)
-            for policy, policy_rows in by_policy.items():
-                with self.activate(policy) as model, _evaluating(model):
-                    for batch in _batches(policy_rows, self.max_batch_tokens):
-                        done |= self._sample_batch(model, batch)
+            homes = self._homes if self.caches[0].max_bytes else None
+            shares = _shares([row for row in rows if row.index not in done], self.replicas.num, homes)
+            jobs = [(share, number, self._period) for number, share in enumerate(shares)]
+            for sampled in self.replicas.map(LocalEngine._sample_share, self, jobs):
+                done |= {index: self._completion(rows[index], found) for index, found in sampled.items()}
             return [done[index] for index in range(len(requests))]
 
     def _render(self, requests: Sequence[Request]) -> list[Prompted]:
@@ -94,17 +117,58 @@ class LocalEngine:
         version = self.version(row.request.policy)
         return Completion(row.prompt, row.prompt_ids, (), (), "", StopReason.context_overflow, version)
 
-    def _sample_batch(self, model: Any, rows: Sequence[Prompted]) -> dict[int, Completion]:
-        started = time.perf_counter()
-        sampled = decode(model, self.tokenizer, rows, self.end_ids)
-        seconds = time.perf_counter() - started
-        version = self.version(rows[0].request.policy)
-        completions = {}
-        for row, (ids, logprobs) in zip(rows, sampled, strict=True):
-            text, stopped = cut(decode_action(self.tokenizer, ids, self.end_ids), row.request.sampling.stop)
-            stop = StopReason.stop if stopped or ids[-1] in self.end_ids else StopReason.length
-            completions[row.index] = Completion(row.prompt, row.prompt_ids, ids, logprobs, text, stop, version, seconds)
-        return completions
+    @torch.no_grad()
+    def _sample_share(self, rows: Sequence[Prompted], number: int, period: int) -> dict[int, Sampled]:
+        """What one process samples: by index, ids, log-probs and the seconds of the batch.
+
+        The cache goes by the share's number, so that where one process computes all shares the bits are the same.
+        """
+        by_policy: dict[str | None, list[Prompted]] = {}
+        for row in rows:
+            by_policy.setdefault(row.request.policy, []).append(row)
+        found: dict[int, Sampled] = {}
+        cache = self.caches[number]
+        for policy, policy_rows in by_policy.items():
+            cache.enter(period, policy)
+            with self.activate(policy) as model, _evaluating(model):
+                for batch in _batches(policy_rows, self.max_batch_tokens):
+                    started = time.perf_counter()
+                    sampled = decode(model, self.tokenizer, batch, self.end_ids, cache)
+                    seconds = time.perf_counter() - started
+                    found |= {row.index: (*one, seconds) for row, one in zip(batch, sampled, strict=True)}
+        return found
+
+    def _completion(self, row: Prompted, sampled: Sampled) -> Completion:
+        ids, logprobs, seconds = sampled
+        text, stopped = cut(decode_action(self.tokenizer, ids, self.end_ids), row.request.sampling.stop)
+        stop = StopReason.stop if stopped or ids[-1] in self.end_ids else StopReason.length
+        version = self.version(row.request.policy)
+        return Completion(row.prompt, row.prompt_ids, ids, logprobs, text, stop, version, seconds)
+
+
+def _shares(rows: Sequence[Prompted], num: int, homes: dict[Home, int] | None = None) -> list[list[Prompted]]:
+    """`rows` for as many processes, about equally many each: those of a policy, and of like prompts, stay together.
+
+    With `homes`, a policy's rows of a task go where those before them went, and new ones are entered.
+    """
+    if num == 1 or not rows:
+        return [list(rows)] if rows else []
+    together: dict[Home, list[Prompted]] = {}
+    for row in sorted(rows, key=lambda row: (row.request.policy or "", row.prompt_ids)):
+        task = "" if homes is None else row.request.context[0]
+        together.setdefault((row.request.policy, task or row.prompt_ids), []).append(row)
+    homes = {} if homes is None else homes
+    shares: list[list[Prompted]] = [[] for _ in range(num)]
+    number = 0
+    for home in sorted(together, key=lambda home: home not in homes):  # those that are bound come first
+        if home not in homes:
+            while number < num - 1 and len(shares[number]) + len(together[home]) / 2 > len(rows) / num:
+                number += 1
+            homes[home] = number
+        shares[homes[home]] += together[home]
+    while not shares[-1]:
+        shares.pop()
+    return shares
 
 
 def _batches(rows: Sequence[Prompted], max_batch_tokens: int) -> Iterator[list[Prompted]]:

@@ -1,7 +1,8 @@
 """A tool is a typed Python function with a docstring; this module makes it safe to call with what a model wrote.
 
 A plain function runs in a worker process that is killed, with its children, when it hangs, and replaced when it died;
-`in_process=True` is for trusted, fast ones. It does not confine what a function does: `python.py` does, for code.
+`in_process=True` is for trusted ones: an async function runs on the event loop, any other in a thread, which can't be
+killed. It does not confine what a function does: `python.py` does, for code.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import socket
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -66,7 +68,8 @@ def failure(error: BaseException, limit: int) -> ToolResult:
 class FunctionTool:
     """A function as a `Tool`: checked arguments, a deadline of `seconds`, an output of at most `max_output` characters.
 
-    At most `workers` calls run at once, each in its own process; processes start when needed and are reused.
+    At most `workers` calls run at once, each in its own process (in a thread of its own with `in_process`); these start
+    when needed and are reused. An async function that is in process has no such bound.
     """
 
     function: Callable[..., Any]
@@ -82,6 +85,7 @@ class FunctionTool:
 
     def __post_init__(self) -> None:
         self._slots = Slots(self.workers)
+        self._threads = ThreadPoolExecutor(self.workers, thread_name_prefix=f"tool-{self.name}")
         if not self.in_process:
             self._location = locate(self.function)
             weakref.finalize(self, close_all, self._idle)
@@ -94,9 +98,12 @@ class FunctionTool:
         """Run it with arguments as a model wrote them. Raises ToolError only if no worker process can be started."""
         if wrong := check_arguments(self.schema, arguments):
             return ToolResult(False, error=wrong)
-        if self.in_process:
-            return await self._call_here(arguments)
+        if self.in_process and inspect.iscoroutinefunction(self.function):
+            return await self._call_here(self.function(**arguments))
         async with self._slots.here():
+            if self.in_process:  # not on the event loop, where every other episode would wait for it
+                loop, call = asyncio.get_running_loop(), (self.function, arguments, self.max_output)
+                return await self._call_here(loop.run_in_executor(self._threads, perform, *call))
             worker = self._worker()
             try:
                 return await worker.call(arguments, self.seconds, self.max_output)
@@ -106,13 +113,11 @@ class FunctionTool:
                 else:
                     self._idle.append(worker)
 
-    async def _call_here(self, arguments: Mapping[str, Any]) -> ToolResult:
+    async def _call_here(self, running: Awaitable[Any]) -> ToolResult:
         deadline = asyncio.timeout(self.seconds)
         try:
             async with deadline:
-                value = self.function(**arguments)
-                if inspect.isawaitable(value):
-                    value = await value
+                value = await running
             return result_of(value, self.max_output)
         except Exception as error:  # a tool does not throw at the agent
             return timed_out(self.seconds) if deadline.expired() else failure(error, self.max_output)

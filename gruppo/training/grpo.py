@@ -14,9 +14,9 @@ from typing import Any
 
 from pydantic import Field
 
-from gruppo.algorithms import AlgorithmConfig, CreditConfig, clashes
+from gruppo.algorithms import NEEDS_AVERAGE, AlgorithmConfig, CreditConfig, clashes
 from gruppo.algorithms.batching import rows_of, shares_of
-from gruppo.algorithms.credit import Terms, assign
+from gruppo.algorithms.credit import Terms, assign, followed, leave_out_stale
 from gruppo.config import Config, suggest
 from gruppo.data.base import TaskSet
 from gruppo.errors import CheckpointError, ConfigError, UserError
@@ -76,7 +76,9 @@ class Parts:
     measure: Callable[[Sequence[Group]], dict[str, float]]  # rollouts -> metrics
     evaluate: Callable[[int], dict[str, float]]  # step -> metrics on held-out tasks
     alarms: Alarms = field(default_factory=lambda: Alarms(AlarmsConfig(), attempts=1))
-    coefficients: dict[str, Coefficients] = field(default_factory=dict)  # by policy; they change as training goes on
+    # These two change as training goes on, and are part of a checkpoint.
+    coefficients: dict[str, Coefficients] = field(default_factory=dict)  # by policy
+    averages: dict[str, Mapping[str, float]] = field(default_factory=dict)  # of rewards: role -> family -> average
 
 
 def grpo(parts: Parts, config: GRPOConfig) -> None:
@@ -96,12 +98,11 @@ def grpo(parts: Parts, config: GRPOConfig) -> None:
             record: dict[str, Any] = {"stage": "grpo", "step": step + 1, **parts.measure(played)}
             record["seconds/rollout"] = time.monotonic() - started
 
-            roles, terms = taught(parts, step), terms_of(parts, config, kept, greedy)
-            record |= assign(kept, roles, parts.credit, algorithm.advantage, algorithm.settings, terms)
+            undo = way_back(parts) if parts.alarms.may_skip else None
+            record |= credit_turns(parts, config, kept, greedy, step)
             rows = {policy: rows_of(kept, policy, whole) for policy in learner.policies}
             record["groups/dropped"] = len(played) - len({row.episode[0] for own in rows.values() for row in own})
 
-            before = learner.snapshot() if parts.alarms.may_skip else None
             scale = min(1.0, (step + 1) / (config.warmup_steps + 1))
             for policy, own in rows.items():
                 how = Step(
@@ -120,7 +121,7 @@ def grpo(parts: Parts, config: GRPOConfig) -> None:
             run.write_episodes(f"grpo-{step + 1:06d}", played)
             if config.eval_every and (step + 1) % config.eval_every == 0:
                 record |= parts.evaluate(step + 1)
-            stop = obey(parts, record, before)
+            stop = obey(parts, record, undo)
             run.append_metrics(record)
             episodes += int(record["episodes"])
             last = step + 1 == config.steps or episodes >= config.episodes > 0
@@ -145,6 +146,20 @@ def taught(parts: Parts, step: int) -> list[str]:
     return [role.name for role in roles if role.policy in policies]
 
 
+def credit_turns(
+    parts: Parts, config: GRPOConfig, groups: Sequence[Group], greedy: Mapping[str, float], step: int
+) -> dict[str, float]:
+    """Give each turn that this step learns from its advantage, then let the averages of rewards move on.
+
+    Returns counts for the metrics.
+    """
+    algorithm, roles, terms = parts.algorithm, taught(parts, step), terms_of(parts, config, groups, greedy)
+    found = assign(groups, roles, parts.credit, algorithm.advantage, algorithm.settings, terms)
+    if algorithm.advantage in NEEDS_AVERAGE:
+        parts.averages.update(followed(groups, roles, parts.averages, algorithm.rae_decay))
+    return found | leave_out_stale(groups, parts.learner.versions, algorithm.max_staleness)
+
+
 def terms_of(parts: Parts, config: GRPOConfig, groups: Sequence[Group], greedy: Mapping[str, float]) -> Terms:
     """What the algorithm and the run say of rewards before they are compared."""
     algorithm, penalties = parts.algorithm, {}
@@ -158,10 +173,31 @@ def terms_of(parts: Parts, config: GRPOConfig, groups: Sequence[Group], greedy: 
         reward_weights={name: weight for name, (_, weight) in parts.rollout.rewards.items()},
         greedy=greedy,
         penalties=penalties,
+        averages=parts.averages,
     )
 
 
-def obey(parts: Parts, record: dict[str, Any], before: Mapping[str, Any] | None) -> str:
+def way_back(parts: Parts) -> Callable[[], None]:
+    """A function that makes weights, optimizers, coefficients and averages again what they are now."""
+    weights, coefficients, averages = parts.learner.snapshot(), dict(parts.coefficients), dict(parts.averages)
+
+    def undo() -> None:
+        parts.learner.restore(weights)
+        put_back(parts, coefficients, averages)
+
+    return undo
+
+
+def put_back(
+    parts: Parts, coefficients: Mapping[str, Coefficients], averages: Mapping[str, Mapping[str, float]]
+) -> None:
+    """Replace what changes beside the weights."""
+    parts.coefficients.update(coefficients)
+    parts.averages.clear()  # a role or family that came up since has none
+    parts.averages.update(averages)
+
+
+def obey(parts: Parts, record: dict[str, Any], undo: Callable[[], None] | None) -> str:
     """Say the alarms that a record raises, and do what they ask for; returns why the run must stop, or nothing."""
     raised = parts.alarms.check(record)
     if not raised:
@@ -172,8 +208,8 @@ def obey(parts: Parts, record: dict[str, Any], before: Mapping[str, Any] | None)
     actions = {alarm.action for alarm in raised}
     if "restore" in actions and (checkpoint := parts.run.latest_checkpoint()):
         go_back(parts, checkpoint)
-    elif "skip" in actions and before is not None:
-        parts.learner.restore(before)
+    elif "skip" in actions and undo is not None:
+        undo()
     return "; ".join(alarm.message for alarm in raised if alarm.action == "stop")
 
 
@@ -200,9 +236,10 @@ def begin(parts: Parts) -> tuple[int, int]:
 
 
 def go_back(parts: Parts, checkpoint: Checkpoint) -> None:
-    """Weights, optimizers and coefficients as a checkpoint has them."""
+    """Weights, optimizers, coefficients and averages as a checkpoint has them."""
     load(parts.learner, checkpoint)
-    parts.coefficients.update({name: Coefficients(**v) for name, v in checkpoint.state["coefficients"].items()})
+    coefficients = {policy: Coefficients(**values) for policy, values in checkpoint.state["coefficients"].items()}
+    put_back(parts, coefficients, checkpoint.state.get("averages", {}))
 
 
 def load(learner: Learner, checkpoint: Checkpoint, only_policies: bool = False) -> None:
@@ -212,7 +249,8 @@ def load(learner: Learner, checkpoint: Checkpoint, only_policies: bool = False) 
             f"{checkpoint.path}: was trained on another base than model.base = {learner.config.base!r} "
             f"(weights {checkpoint.state['base'][:12]}, here {learner.base_fingerprint[:12]})"
         )
-    learner.load(checkpoint.path, checkpoint.state["versions"], only_policies)
+    versions = {name: version for name, version in checkpoint.state["versions"].items() if name in learner.policies}
+    learner.load(checkpoint.path, versions, only_policies)
 
 
 def state(parts: Parts, step: int) -> dict[str, Any]:
@@ -225,6 +263,7 @@ def state(parts: Parts, step: int) -> dict[str, Any]:
         "base": learner.base_fingerprint,
         "tasks": parts.tasks.fingerprint,
         "coefficients": {policy: vars(coefficients) for policy, coefficients in parts.coefficients.items()},
+        "averages": dict(parts.averages),
     }
 
 

@@ -6,14 +6,14 @@ takes optimizer steps; it knows no rewards, groups or algorithms.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import SafetensorError
@@ -22,53 +22,63 @@ from torch import Tensor
 
 from gruppo.algorithms.batching import Batch
 from gruppo.errors import CheckpointError, ConfigError, boundary
-from gruppo.prefix_tree import takes_trees
+from gruppo.prefix_tree import computes_trees
+from gruppo.replicas import Replicas
 from gruppo.teams.base import seed_of
-from gruppo.training.model import ModelConfig, PolicyConfig, digest_of, load_base
+from gruppo.training.logprobs import comes_apart, token_logprobs
+from gruppo.training.model import (
+    ModelConfig,
+    PolicyConfig,
+    check_policies,
+    digest_of,
+    hold_still,
+    load_base,
+    with_adapter,
+)
+from gruppo.training.shares import add_up, apart, shared
 
 
 class Learner:
     """Holds the base, the policies and their optimizers. `versions` counts each policy's optimizer steps."""
 
     def __init__(self, model: ModelConfig, policies: Mapping[str, PolicyConfig], seed: int) -> None:
-        if model.threads:
-            torch.set_num_threads(model.threads)
+        if model.threads or model.processes > 1:
+            torch.set_num_threads(model.threads or 1)
         self.config, self.policies = model, dict(policies)
         with boundary(ConfigError, f"model.device = {model.device!r}"):
             self.device = torch.device(model.device)
+        check_policies(model, policies)
         self.tokenizer, base = load_base(model)
         self.pad_id = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else 0
         self.base_fingerprint = digest_of(base.state_dict())
         full = [name for name, policy in policies.items() if policy.full]
-        if full and len(policies) > 1:
-            raise ConfigError(
-                f"policies.{full[0]}.full = true: a fully trained model is the only policy; drop the others"
-            )
         self._copies: dict[str | None, Any] = {None: deepcopy(base).requires_grad_(False)} if full else {}
         # Sampling is bound by the number of operations: a plain model with the adapter merged in has a third of them.
-        # Not in bfloat16, where the merged weight would round the adapter's small update away.
-        self._sampler = deepcopy(base) if not full and model.dtype == "float32" else None
+        # Not in bfloat16 nor quantized, where the merged weight would round the adapter's small update away.
+        merges = not full and model.dtype == "float32" and model.quantization == "none"
+        self._sampler = deepcopy(base) if merges else None
         self._merged: tuple[str | None, int] | None = None  # what the sampler holds
         self.model: Any = base if full else self._with_adapters(base, seed)
         self._adapted = self._pair_with_sampler()
-        self.model.eval()  # no dropout, ever: old and new log-probs must be of the same function
+        hold_still(self.model, model.quantization)
         self.versions = dict.fromkeys(policies, 0)
-        self.can_share = takes_trees(base)
+        self.can_share = computes_trees(self.model)
+        self.comes_apart = comes_apart(self.model)
         self._references: dict[str, str] = {}
         self._optimizers: dict[str, torch.optim.AdamW] = {}
+        # How often a policy's weights have changed here, whatever changed them: unlike a version it never goes back.
+        self._changes = dict.fromkeys(policies, 0)
+        self.replicas = Replicas(model.processes, lambda: self._changes, self._changes.update)
+        self.replicas.add(self)
+        trained = {policy: list(self.parameters(policy).values()) for policy in policies}
+        self.rooms = {policy: shared(own, model.processes) for policy, own in trained.items()}
 
     def _with_adapters(self, base: torch.nn.Module, seed: int) -> Any:
         base.requires_grad_(False)
         model: Any = base
         for name, policy in self.policies.items():
             torch.manual_seed(seed_of(seed, "adapter", name))
-            targets = policy.target_modules
-            lora = LoraConfig(r=policy.rank, lora_alpha=policy.alpha, target_modules=targets, task_type="CAUSAL_LM")
-            with boundary(ConfigError, f"policies.{name}.target_modules = {targets!r}"):
-                if isinstance(model, PeftModel):
-                    model.add_adapter(name, lora)
-                else:
-                    model = get_peft_model(model, lora, adapter_name=name)
+            model = with_adapter(model, name, policy)
         return model
 
     # ---- computing -----------------------------------------------------------------------------------------------
@@ -99,9 +109,10 @@ class Learner:
             with self.activate(policy) as model:
                 yield model
             return
-        if self._merged != (policy, self.version(policy)):
+        wanted = policy, self.changes(policy)
+        if self._merged != wanted:
             self._merge(policy)
-            self._merged = (policy, self.version(policy))
+            self._merged = wanted
         with torch.inference_mode():  # a tenth faster; only here, since what it creates can never be trained through
             yield self._sampler
 
@@ -126,35 +137,30 @@ class Learner:
         """How many optimizer steps a policy has taken; 0 for the base."""
         return 0 if policy is None else self.versions[policy]
 
+    def changes(self, policy: str | None) -> int:
+        """A number that grows whenever a policy's weights change, whatever changes them."""
+        return 0 if policy is None else self._changes[policy]
+
     def logprobs(self, policy: str | None, batch: Batch) -> Tensor:
         """Log-probs [N] float32 of the actions' tokens under softmax(logits / temperature)."""
-        return self._distributions(policy, batch)[batch.pack_N, batch.predictor_N, batch.label_N]
+        with self.activate(policy) as model:
+            return token_logprobs(model, batch, self.comes_apart)[0]
 
     def logprobs_and_entropy(self, policy: str | None, batch: Batch) -> tuple[Tensor, Tensor]:
         """As `logprobs`, and for each token the entropy [N] of the distribution it was drawn from."""
-        logprobs_BKV = self._distributions(policy, batch)
-        entropy_BK = -(logprobs_BKV.exp() * logprobs_BKV).sum(-1)
-        place = batch.pack_N, batch.predictor_N
-        return logprobs_BKV[*place, batch.label_N], entropy_BK[place]
-
-    def _distributions(self, policy: str | None, batch: Batch) -> Tensor:
         with self.activate(policy) as model:
-            logits_BKV = model(
-                input_ids=batch.ids_BS,
-                attention_mask=batch.attention if batch.attention.ndim == 2 else batch.attention.to(model.dtype),
-                position_ids=batch.positions_BS,
-                logits_to_keep=batch.num_predictors,
-                use_cache=False,
-            ).logits
-        return (logits_BKV.float() / batch.temperatures_B[:, None, None]).log_softmax(-1)
+            logprobs_N, entropy_N = token_logprobs(model, batch, self.comes_apart, entropy=True)
+        return logprobs_N, entropy_N
 
     def freeze_reference(self, policy: str) -> None:
         """Remember the policy as it is now; `reference_logprobs` uses this copy from here on."""
         name = self._references[policy] = f"{policy}-reference"
         if self.policies[policy].full:
+            self.replicas.stop()
             self._copies[name] = deepcopy(self.model).requires_grad_(False)
             return
         if name not in self.model.peft_config:
+            self.replicas.stop()  # they have no such adapter
             self.model.add_adapter(name, self.model.peft_config[policy])
         set_peft_model_state_dict(self.model, self._weights(policy), adapter_name=name)
 
@@ -203,6 +209,7 @@ class Learner:
             optimizer.param_groups[0]["lr"] = self._rates[policy] * scale
             optimizer.step()
             self.versions[policy] += 1
+            self._changed(policy)
         optimizer.zero_grad(set_to_none=True)
         return norm
 
@@ -221,7 +228,19 @@ class Learner:
         for name, state in snapshot["states"].items():
             self._optimizers[name].load_state_dict(state)
         self.versions.update(snapshot["versions"])
-        self._merged = None
+        self._changed(*self.policies)
+
+    # ---- side by side --------------------------------------------------------------------------------------------
+
+    def side_by_side(self, job: Callable[..., Any], policy: str, shares: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """`job(self, policy, *share)` for each share, in as many processes; their gradients add up here, in order."""
+        results = self.replicas.map(apart, self, [(job, policy, number, *share) for number, share in enumerate(shares)])
+        add_up(self.parameters(policy).values(), self.rooms.get(policy, [])[: len(shares) - 1])
+        return results
+
+    def _changed(self, *policies: str) -> None:
+        for policy in policies:
+            self._changes[policy] += 1
 
     # ---- saving --------------------------------------------------------------------------------------------------
 
@@ -258,7 +277,7 @@ class Learner:
             if policy in self._optimizers and optimizer.exists():
                 self._load_optimizer(policy, load_file(optimizer))
         self.versions.update(versions)
-        self._merged = None
+        self._changed(*self.policies)
 
     def _weights(self, adapter: str) -> dict[str, Tensor]:
         found = get_peft_model_state_dict(self.model, adapter_name=adapter, save_embedding_layers=False)

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from huggingface_hub import constants as hub
-from pydantic import Field
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
+from pydantic import Field, model_validator
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedTokenizerBase
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from gruppo.config import Config
 from gruppo.errors import ConfigError, boundary
+from gruppo.weights import resolve
 
 TINY = Path(__file__).parents[1] / "models" / "tiny"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -25,15 +34,38 @@ class ModelConfig(Config):
     """The base that all policies stand on."""
 
     base: str = "tiny"
-    """"tiny" (embedded), a folder with a Hugging Face causal LM, or a hub id (needs `allow_download` if not cached)."""
+    """"tiny" (embedded), "smollm2-135m" (after `gruppo model pull`), a folder, or a hub id (see `allow_download`)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the weights; losses are computed in float32 either way."""
+    """Of the base's weights and what is computed with them; adapters, their gradients and losses are float32 anyway."""
+    quantization: Literal["none", "nf4", "int8"] = "none"
+    """Holds the base's linear layers, all but the output head, in 4 bits (QLoRA's "nf4") or 8: only adapters can learn.
+    On a GPU "int8" also rounds what goes into them. Needs the extra gruppo[quant]."""
+    double_quantization: bool = True
+    """Whether "nf4" quantizes its scales as well: 4.13 instead of 4.5 bits per weight."""
+    gradient_checkpointing: bool = False
+    """Computes the activations of a layer again for its gradient instead of keeping them: less memory, more time."""
     device: str = "cpu"
     """A torch device."""
     threads: int = Field(0, ge=0)
     """Torch threads; 0 leaves torch's choice. Bit-identical resume needs the same number."""
+    processes: int = Field(1, ge=1)
+    """Processes that sample and learn side by side, one thread each: for models too small for threads to help."""
     allow_download: bool = False
     """Whether a hub id may be fetched; without it nothing reaches for the network."""
+
+    @model_validator(mode="after")
+    def _scales_are_quantized(self) -> ModelConfig:
+        if not self.double_quantization and self.quantization != "nf4":
+            raise ValueError('double_quantization = false: only quantization = "nf4" has scales to quantize; drop it')
+        return self
+
+    @model_validator(mode="after")
+    def _processes_are_possible(self) -> ModelConfig:
+        if self.processes > 1 and self.threads > 1:
+            raise ValueError(f"threads = {self.threads}: with processes = {self.processes} each has one; leave it out")
+        if self.processes > 1 and self.device != "cpu":
+            raise ValueError(f"processes = {self.processes}: only on the CPU, not on device {self.device!r}; use 1")
+        return self
 
 
 class PolicyConfig(Config):
@@ -53,26 +85,163 @@ class PolicyConfig(Config):
 
 def load_base(config: ModelConfig) -> tuple[PreTrainedTokenizerBase, Any]:
     """(tokenizer, model) of the base. Raises ConfigError if there is no such model here, or it has no chat template."""
+    with boundary(ConfigError, f"model.device = {config.device!r}"):
+        torch.empty(0, device=config.device)
+    how = {"dtype": DTYPES[config.dtype], "quantization_config": quantizer(config), "device_map": {"": config.device}}
+    with base_of(config) as source:
+        local = not config.allow_download
+        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local)
+        model: Any = AutoModelForCausalLM.from_pretrained(source, local_files_only=local, **how)
+    if tokenizer.chat_template is None:
+        raise ConfigError(f"model.base = {config.base!r}: its tokenizer has no chat template; take an instruct model")
+    if config.gradient_checkpointing:
+        recompute_layers(model)
+    return tokenizer, model.eval()
+
+
+@contextmanager
+def base_of(config: ModelConfig) -> Iterator[str]:
+    """What transformers is to load inside the block, whose faults come out as ConfigErrors."""
     transformers_logging.disable_progress_bar()
     hub.HF_HUB_DISABLE_TELEMETRY = True  # else even a look into the cache asks huggingface.co which agent is calling
-    source = str(TINY) if config.base == "tiny" else config.base
-    local = not config.allow_download
+    source = str(TINY) if config.base == "tiny" else resolve(config.base)
     if Path(source).is_dir() and not (Path(source) / "config.json").exists():
         raise ConfigError(f"model.base = {config.base!r}: the folder has no config.json")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=local)
-        dtype = DTYPES[config.dtype]
-        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, local_files_only=local)
+        yield source
     except OSError as error:
         hint = "use 'tiny', a model folder, or model.allow_download = true for a hub id"
         raise ConfigError(f"model.base = {config.base!r}: no such folder, nor cached: {hint}") from error
     except ValueError as error:  # what transformers raises for a config.json that it can't make a model of
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"model.base = {config.base!r}: not a causal language model: {reason}") from error
-    if tokenizer.chat_template is None:
-        raise ConfigError(f"model.base = {config.base!r}: its tokenizer has no chat template; take an instruct model")
-    with boundary(ConfigError, f"model.device = {config.device!r}"):
-        return tokenizer, model.to(config.device).eval()
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(f"model.device = {config.device!r}: too little memory for {config.base!r}") from error
+
+
+def quantizer(config: ModelConfig) -> BitsAndBytesConfig | None:
+    """How the base is quantized as it is loaded. Raises ConfigError where that can't be done, which is tried out."""
+    if config.quantization == "none":
+        return None
+    try:
+        from bitsandbytes.nn import Linear4bit, Linear8bitLt
+    except ImportError as error:
+        needs = f'model.quantization = "{config.quantization}" needs bitsandbytes'
+        raise ConfigError(f'{needs}: pip install "gruppo[quant]"') from error
+    logging.getLogger("bitsandbytes.autograd").setLevel(logging.ERROR)  # else each product says which dtype it takes
+    dtype = DTYPES[config.dtype]
+    four_bits = config.quantization == "nf4"
+    layer: Any = (
+        Linear4bit(64, 64, compute_dtype=dtype, quant_type="nf4", compress_statistics=config.double_quantization)
+        if four_bits
+        else Linear8bitLt(64, 64, has_fp16_weights=False, threshold=6.0)
+    )
+    with boundary(ConfigError, f'model.quantization = "{config.quantization}" on {config.device} in {config.dtype}'):
+        inputs = torch.ones(1, 64, dtype=dtype, device=config.device, requires_grad=True)
+        layer.to(config.device, dtype)(inputs).sum().backward()
+    return BitsAndBytesConfig(
+        load_in_4bit=four_bits,
+        load_in_8bit=not four_bits,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=dtype,
+        bnb_4bit_use_double_quant=config.double_quantization,
+    )
+
+
+def hold_still(model: Any, quantization: str) -> None:
+    """No dropout, ever: what samples, learns and compares must be one function.
+
+    Quantized layers, which have no dropout, are left in training mode: in evaluation mode on a CPU bitsandbytes also
+    rounds what goes into int8 layers, and where there is AVX512-BF16 multiplies by nf4 weights without a gradient.
+    """
+    model.eval()
+    if quantization != "none":
+        from bitsandbytes.nn import Linear4bit, Linear8bitLt
+
+        for module in model.modules():
+            if isinstance(module, Linear4bit | Linear8bitLt):
+                module.training = True
+
+
+def recompute_layers(model: Any) -> None:
+    """Have each layer forget its activations and compute them again for its gradient.
+
+    Transformers does so in training mode only, which would switch dropout on. Raises ConfigError if it has no layers.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(
+            f"model.gradient_checkpointing = true: {type(model).__name__} has no layers that can be computed again"
+        )
+    for layer in layers:
+        layer.forward = partial(_recomputed, layer.forward)
+
+
+def _recomputed(forward: Any, *args: Any, **kwargs: Any) -> Any:
+    """`forward`, a method of a layer; a deep copy of the layer calls its own."""
+    active = _adapters(forward.__self__)
+
+    def again(*args: Any, **kwargs: Any) -> Any:
+        assert _adapters(forward.__self__) == active, "another policy was activated between forward and backward"
+        return forward(*args, **kwargs)
+
+    return checkpoint(again, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+
+def _adapters(layer: torch.nn.Module) -> list[Any]:
+    adapted = (module for module in layer.modules() if isinstance(module, LoraLayer))
+    return next(([] if module.disable_adapters else module.active_adapters for module in adapted), [])
+
+
+def with_adapter(model: Any, name: str, policy: PolicyConfig) -> Any:
+    """The model with one more LoRA adapter, drawn from torch's generator, in float32 whatever the model is in.
+
+    Raises ConfigError for target modules that it lacks.
+    """
+    targets = policy.target_modules
+    lora = LoraConfig(r=policy.rank, lora_alpha=policy.alpha, target_modules=targets, task_type="CAUSAL_LM")
+    with boundary(ConfigError, f"policies.{name}.target_modules = {targets!r}"):
+        if not isinstance(model, PeftModel):
+            return get_peft_model(model, lora, adapter_name=name)
+        model.add_adapter(name, lora)
+        return model
+
+
+def check_policies(config: ModelConfig, policies: Mapping[str, PolicyConfig]) -> None:
+    """Raises ConfigError where a policy can't stand on that base, or not beside the others."""
+    full = [name for name, policy in policies.items() if policy.full]
+    if full and len(policies) > 1:
+        raise ConfigError(f"policies.{full[0]}.full = true: a fully trained model is the only policy; drop the others")
+    if full and config.quantization != "none":
+        raise ConfigError(
+            f'policies.{full[0]}.full = true: the weights of model.quantization = "{config.quantization}" can\'t be '
+            'trained; train an adapter (drop full), or set model.quantization = "none"'
+        )
+    if full and config.dtype == "bfloat16":
+        lost = "steps below a 512th of a weight are rounded away, so that small learning rates change next to nothing"
+        warnings.warn(
+            f'policies.{full[0]}.full = true with model.dtype = "bfloat16": {lost}; float32 or an adapter keeps them',
+            stacklevel=2,
+        )
+
+
+def count_parameters(config: ModelConfig, policies: Mapping[str, PolicyConfig]) -> dict[str, tuple[int, int]]:
+    """Policy -> (how many parameters it trains, how many it computes with), by shape: no weight is read or made.
+
+    Quantized weights count as what they stand for. Raises ConfigError as `load_base` and `with_adapter`.
+    """
+    check_policies(config, policies)
+    counts = {}
+    with base_of(config) as source:
+        shape = AutoConfig.from_pretrained(source, local_files_only=not config.allow_download)
+    with torch.device("meta"):
+        for name, policy in policies.items():
+            model = AutoModelForCausalLM.from_config(shape)
+            if not policy.full:
+                model = with_adapter(model.requires_grad_(False), name, policy)
+            sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+            counts[name] = sum(size for size, learns in sizes if learns), sum(size for size, _ in sizes)
+    return counts
 
 
 def digest_of(tensors: Mapping[str, Tensor]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
-from gruppo.algorithms.batching import Row, collate, microbatches
+from gruppo.algorithms.batching import Pack, Row, balanced, collate
 from gruppo.config import Config
 from gruppo.data.base import draw
 from gruppo.log import Log
@@ -57,8 +57,15 @@ def sft(learner: Learner, rows: Mapping[str, Sequence[Row]], config: SFTConfig, 
 
 def accumulate(learner: Learner, policy: str, rows: Sequence[Row], max_tokens: int) -> float:
     """Back-propagate the token-mean cross-entropy of `rows`; returns it."""
-    num_tokens, total = sum(len(row.action_ids) for row in rows), 0.0
-    for part in microbatches(rows, max_tokens, learner.can_share):
+    num_tokens = sum(len(row.action_ids) for row in rows)
+    shares = balanced(rows, learner.replicas.num, max_tokens, learner.can_share)
+    return sum(learner.side_by_side(back_propagate, policy, [(parts, num_tokens) for parts in shares]))
+
+
+def back_propagate(learner: Learner, policy: str, parts: Sequence[Sequence[Pack]], num_tokens: int) -> float:
+    """As `accumulate`, of one process's share of the tokens."""
+    total = 0.0
+    for part in parts:
         batch = collate(part, learner.pad_id, learner.config.device)
         loss = -learner.logprobs(policy, batch).sum() / num_tokens
         loss.backward()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gruppo.algorithms import AGGREGATIONS, AlgorithmConfig
 from gruppo.algorithms.aggregations import AggregationSettings, RowShape
-from gruppo.algorithms.batching import Pack, Row, collate, merge, microbatches
+from gruppo.algorithms.batching import Pack, Row, balanced, collate, merge
 from gruppo.algorithms.corrections import CorrectionSettings, mismatch_metrics, mismatch_sums
 from gruppo.algorithms.curriculum import adaptive_entropy_coefficient, adaptive_kl_coefficient
 from gruppo.algorithms.losses import (
@@ -81,26 +81,26 @@ class Step:
 def update(learner: Learner, policy: str, shares: Sequence[Sequence[Row]], step: Step) -> dict[str, float]:
     """One optimizer step of a policy per share of its rows; returns its metrics. A policy without rows is skipped.
 
-    With a single share the old log-probs are the new ones, so the ratio is exactly 1 and equal rows merge exactly.
+    Of the first share the old log-probs are the new ones, so the ratio is exactly 1 and equal rows merge exactly.
     """
     algorithm = step.algorithm
     prepared = [weighted(rows, algorithm) for rows in shares]
-    if len(shares) > 1 or chooses(algorithm):
-        prepared = [measured(learner, policy, rows, step) for rows in prepared]
+    for number, rows in enumerate(prepared):
+        if number or chooses(algorithm):
+            prepared[number] = measured(learner, policy, rows, step)
     if chooses(algorithm):
         prepared = [chosen(rows, algorithm, step.seed) for rows in prepared]
     metrics: dict[str, float] = defaultdict(float)
     num_packs = 0
-    for rows in prepared:
-        if len(shares) == 1 and can_merge(step):
+    for number, rows in enumerate(prepared):
+        if number == 0 and can_merge(step):
             rows = merge(rows)
-        whole = algorithm.ratio_level.startswith("sequence")
-        parts = microbatches(rows, step.microbatch_tokens, learner.can_share, whole)
-        num_packs += sum(map(len, parts))
-        for packs in parts:
-            for name, value in accumulate(learner, policy, packs, step).items():
+        spread_out = spread(rows, learner, step)
+        num_packs += sum(len(packs) for parts in spread_out for packs in parts)
+        for found in learner.side_by_side(back_propagate, policy, [(parts, step) for parts in spread_out]):
+            for name, value in found.items():
                 metrics[name] += value
-        if parts:
+        if spread_out:
             norm = learner.step(policy, step.learning_rate_scale, step.max_grad_norm)
             metrics["grad_norm"] += norm / len(shares)
             metrics["skipped"] += not math.isfinite(norm)
@@ -110,8 +110,8 @@ def update(learner: Learner, policy: str, shares: Sequence[Sequence[Row]], step:
     found |= {name: metrics[name] for name in ("loss", "grad_norm", "skipped") if name in metrics}
     found |= mismatch_metrics(metrics)
     found |= {
-        "rows": sum(map(len, shares)),
-        "trained_tokens": sum(len(row.action_ids) for rows in shares for row in rows),
+        "rows": sum(map(len, prepared)),
+        "trained_tokens": sum(len(row.action_ids) for rows in prepared for row in rows),
         "packs": num_packs,
     }
     return {f"{name}/{policy}": float(value) for name, value in found.items()}
@@ -139,11 +139,17 @@ def chooses(algorithm: AlgorithmConfig) -> bool:
 
 def measured(learner: Learner, policy: str, rows: Sequence[Row], step: Step) -> list[Row]:
     """The rows with their log-probs, and their tokens' entropies, before the first update of this rollout."""
+    shares = [(policy, parts) for parts in spread(rows, learner, step)]
+    return [row for found in learner.replicas.map(measure, learner, shares) for row in found]
+
+
+@torch.no_grad()
+def measure(learner: Learner, policy: str, parts: Sequence[Sequence[Pack]]) -> list[Row]:
+    """As `measured`, of one process's share."""
     found: list[Row] = []
-    for packs in microbatches(rows, step.microbatch_tokens, learner.can_share):
-        with torch.no_grad():
-            batch = collate(packs, learner.pad_id, learner.config.device)
-            logprobs_N, entropy_N = learner.logprobs_and_entropy(policy, batch)
+    for packs in parts:
+        batch = collate(packs, learner.pad_id, learner.config.device)
+        logprobs_N, entropy_N = learner.logprobs_and_entropy(policy, batch)
         start = 0
         for row in (row for pack in packs for row in pack.rows):
             end = start + len(row.action_ids)
@@ -159,7 +165,8 @@ def chosen(rows: Sequence[Row], algorithm: AlgorithmConfig, seed: int) -> list[R
     advantages_N = torch.tensor([row.advantage for row in rows for _ in row.old])
     if algorithm.loss == "clip_cov":
         generator = torch.Generator().manual_seed(seed)
-        chosen_N = clip_cov_tokens(old_N, advantages_N, generator, algorithm.cov_share)
+        window = algorithm.cov_low, algorithm.cov_high
+        chosen_N = clip_cov_tokens(old_N, advantages_N, generator, algorithm.cov_share, *window)
     elif algorithm.loss == "kl_cov":
         chosen_N = kl_cov_tokens(old_N, advantages_N, algorithm.cov_share)
     else:
@@ -167,6 +174,21 @@ def chosen(rows: Sequence[Row], algorithm: AlgorithmConfig, seed: int) -> list[R
         chosen_N = high_entropy_tokens(entropy_N, algorithm.high_entropy_share)
     marks = iter(chosen_N.tolist())
     return [replace(row, chosen=tuple(itertools.islice(marks, len(row.action_ids)))) for row in rows]
+
+
+def spread(rows: Sequence[Row], learner: Learner, step: Step) -> list[list[list[Pack]]]:
+    """The microbatches of each process: about equally many tokens, no microbatch beyond the step's limit."""
+    whole = step.algorithm.ratio_level.startswith("sequence")
+    return balanced(rows, learner.replicas.num, step.microbatch_tokens, learner.can_share, whole)
+
+
+def back_propagate(learner: Learner, policy: str, parts: Sequence[Sequence[Pack]], step: Step) -> Mapping[str, float]:
+    """As `accumulate`, of all microbatches of one process."""
+    metrics: dict[str, float] = defaultdict(float)
+    for packs in parts:
+        for name, value in accumulate(learner, policy, packs, step).items():
+            metrics[name] += value
+    return metrics
 
 
 def accumulate(learner: Learner, policy: str, packs: Sequence[Pack], step: Step) -> dict[str, float]:
