@@ -191,14 +191,13 @@ MUTATIONS = [
     # ---- log-probs and the reference --------------------------------------------------------------------------------
     Mutation(
         "no-temperature", "log-probs at temperature 1 of what was drawn at another: TRL #4159", "training/logprobs.py",
-        "head(states_RX).float() / temperature_R[:, None]", "head(states_RX).float()", "learner",
+        "(head(states_RX).float() / temperature_R[:, None]).log_softmax(-1)",
+        "head(states_RX).float().log_softmax(-1)", "learner",
     ),
     Mutation(
         "divided-log-probs", "log-probs divided by the temperature, not logits: prime-rl #697", "training/logprobs.py",
-        " / temperature_R[:, None]\n    normaliser_R = logits_RV.logsumexp(-1)\n"
-        "    logprobs_R = logits_RV.gather(1, label_R[:, None])[:, 0] - normaliser_R",
-        "\n    normaliser_R = logits_RV.logsumexp(-1)\n"
-        "    logprobs_R = (logits_RV.gather(1, label_R[:, None])[:, 0] - normaliser_R) / temperature_R", "learner",
+        "(head(states_RX).float() / temperature_R[:, None]).log_softmax(-1)",
+        "head(states_RX).float().log_softmax(-1) / temperature_R[:, None]", "learner",
     ),
     Mutation(
         "reference-alias", "the reference is the policy itself: a KL of 0 for ever", "training/learner.py",

@@ -70,11 +70,12 @@ def prefix_tree(sequences: Sequence[Ids], asked_from: Sequence[int]) -> PrefixTr
     )
 
 
-def shared_rows(sequences: Sequence[Ids]) -> list[list[int]]:
+def shared_rows(sequences: Sequence[Ids], max_nodes: int = MAX_ROW) -> list[list[int]]:
     """Which sequences are worth laying out together: lists of their places, every place in one of them.
 
     In sorted order, a sequence joins the row before it if that costs less than a row of its own, where a row of n
     nodes costs n + n^2 / REACH: what is shared is computed once, but each node is masked from all that are not its own.
+    Rows of several have at most `max_nodes`, nor more than MAX_ROW.
     """
     rows: list[list[int]] = []
     length = 0
@@ -83,7 +84,7 @@ def shared_rows(sequences: Sequence[Ids]) -> list[list[int]]:
         sequence = sequences[place]
         own, shared = len(sequence), common_length(before, sequence)
         together = length + own - shared
-        if rows and together <= MAX_ROW and together**2 - length**2 - own**2 <= REACH * shared:
+        if rows and together <= min(max_nodes, MAX_ROW) and together**2 - length**2 - own**2 <= REACH * shared:
             rows[-1].append(place)
             length = together
         else:

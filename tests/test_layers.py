@@ -14,11 +14,13 @@ MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): ast.parse(path.read_text())
     for path in (ROOT / "gruppo").rglob("*.py")
 }
-LAYERS = """types errors | config log chat episodes prefix_tree | store weights | data tools engines rewards algorithms
-    | teams | dispatch | rollout | training evaluation | run | stages | cli | __main__"""
+LAYERS = """types errors | config log chat episodes prefix_tree replicas | store weights
+    | data tools engines rewards algorithms | teams | dispatch | rollout | training evaluation | run | stages | cli
+    | __main__"""
 LEVEL = {name: level for level, names in enumerate(LAYERS.split("|")) for name in names.split()}
 TORCH = re.compile(
-    r"gruppo\.(prefix_tree|engines\.(local|decoding)|algorithms\.(losses|kl|corrections|ratios|batching)|training\.\w+)"
+    r"gruppo\.(prefix_tree|engines\.(local|decoding|prefix_cache)|training\.\w+"
+    r"|algorithms\.(losses|kl|corrections|ratios|batching))"
 )
 
 

@@ -253,6 +253,20 @@ def test_short_rows_are_not_padded_to_long_ones() -> None:
     assert len(microbatches(rows, 100_000)) == 2 and computed(rows, 100_000) <= 1.1 * unique_tokens(rows)
 
 
+def test_a_shared_row_keeps_to_the_budget_of_a_microbatch() -> None:
+    rows = group(100, 8, 50)
+    for max_tokens in (200, 400, 10_000):
+        parts = microbatches(rows, max_tokens)
+        assert all(sum(len(pack.tree) for pack in part) <= max_tokens for part in parts)
+        assert sum(len(pack.rows) for part in parts for pack in part) == 8
+    assert len(parts) == len(parts[0]) == 1
+
+
+def test_rows_that_are_sequences_of_their_own_share_what_they_begin_with() -> None:
+    rows = group(200, 6, 20)
+    assert [len(part) for part in microbatches(rows, 4096, whole=True)] == [1]
+
+
 # ---- sampling -------------------------------------------------------------------------------------------------------
 
 

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 import warnings
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -166,7 +167,7 @@ def arguments_of(workload: Workload, variant: Variant, no_end: int) -> GRPOConfi
     while workload.rows % rows:
         rows -= 1
     return GRPOConfig(
-        output_dir=os.path.join(os.environ.get("TMPDIR", "/tmp"), "gruppo-benchmarks", "trl"),
+        output_dir=os.path.join(tempfile.gettempdir(), "gruppo-benchmarks", "trl"),
         per_device_train_batch_size=rows,
         gradient_accumulation_steps=workload.rows // rows,
         num_generations=workload.attempts,

@@ -138,7 +138,7 @@ def microbatches(rows: Sequence[Row], max_tokens: int, share: bool = True, whole
     Without `share` every row is a pack of its own, for models that take no attention mask of ours. `whole` keeps the
     rows of a sequence in one list.
     """
-    return _within(_units(rows, share, whole), max_tokens)
+    return _within(_units(rows, max_tokens, share, whole), max_tokens)
 
 
 def balanced(
@@ -147,18 +147,19 @@ def balanced(
     """The `microbatches` of at most `num` processes that work side by side, with about equally many tokens each."""
     shares: list[list[list[Pack]]] = [[] for _ in range(num)]
     sizes = [0] * num
-    for unit in sorted(_units(rows, share, whole), key=_size, reverse=True):
+    for unit in sorted(_units(rows, max_tokens, share, whole), key=_size, reverse=True):
         least = sizes.index(min(sizes))
         shares[least].append(unit)
         sizes[least] += _size(unit)
     return [_within(own, max_tokens) for own in shares if own]
 
 
-def _units(rows: Sequence[Row], share: bool, whole: bool) -> list[list[Pack]]:
+def _units(rows: Sequence[Row], max_tokens: int, share: bool, whole: bool) -> list[list[Pack]]:
     """Packs that must not be parted."""
-    if whole:
-        return [packs_of(own, share) for own in by(rows, key_of).values()]
-    return [[pack] for pack in packs_of(rows, share)]
+    sequences = by(rows, key_of).values() if whole else [[row] for row in rows]
+    alone = [own[0] for own in sequences if len(own) == 1]
+    units = [packs_of(own, max_tokens, share) for own in sequences if len(own) > 1]
+    return units + [[pack] for pack in packs_of(alone, max_tokens, share)]
 
 
 def _within(units: Sequence[list[Pack]], max_tokens: int) -> list[list[Pack]]:
@@ -178,13 +179,13 @@ def _size(unit: Sequence[Pack]) -> int:
     return sum(len(pack.tree) for pack in unit)
 
 
-def packs_of(rows: Sequence[Row], share: bool) -> list[Pack]:
-    """Rows that begin alike together; each row alone if not `share`."""
+def packs_of(rows: Sequence[Row], max_tokens: int, share: bool) -> list[Pack]:
+    """Rows that begin alike together, as far as `max_tokens` allow; each row alone if not `share`."""
     if not share:
         return [Pack.of([row]) for row in rows]
     packs = []
     for alike in by(rows, lambda row: row.temperature).values():
-        places = shared_rows([row.prompt_ids + row.action_ids[:-1] for row in alike])
+        places = shared_rows([row.prompt_ids + row.action_ids[:-1] for row in alike], max_tokens)
         packs += [Pack.of([alike[place] for place in together]) for together in places]
     return packs
 

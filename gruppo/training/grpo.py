@@ -48,7 +48,9 @@ class GRPOConfig(Config):
     updates: int = Field(1, ge=1)
     """Optimizer steps per rollout, each on its own share of the groups; 1 is on-policy."""
     warmup_steps: int = Field(2, ge=0)
-    """Steps over which the learning rate rises; it is constant afterwards."""
+    """Steps over which the learning rate rises."""
+    decay_steps: int = Field(0, ge=0)
+    """The last of `steps`, over which it falls towards 0; between the two it is constant."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradients are clipped to this norm."""
     microbatch_tokens: int = Field(16384, ge=1)
@@ -103,7 +105,7 @@ def grpo(parts: Parts, config: GRPOConfig) -> None:
             rows = {policy: rows_of(kept, policy, whole) for policy in learner.policies}
             record["groups/dropped"] = len(played) - len({row.episode[0] for own in rows.values() for row in own})
 
-            scale = min(1.0, (step + 1) / (config.warmup_steps + 1))
+            scale = rate_at(step, config)
             for policy, own in rows.items():
                 how = Step(
                     algorithm, parts.coefficients[policy], scale, config.max_grad_norm, config.microbatch_tokens, step
@@ -135,6 +137,11 @@ def grpo(parts: Parts, config: GRPOConfig) -> None:
                 reward_mean=record.get("reward/mean"),
                 reward_std=record.get("reward/std"),
             )
+
+
+def rate_at(step: int, config: GRPOConfig) -> float:
+    """The share of the learning rate that is used at a step (from 0): up, level, and down to just above 0."""
+    return min(1.0, (step + 1) / (config.warmup_steps + 1), (config.steps - step) / (config.decay_steps + 1))
 
 
 def taught(parts: Parts, step: int) -> list[str]:

@@ -93,12 +93,9 @@ def _statistics(
     head: Head, entropy: bool, states_RX: Tensor, temperature_R: Tensor, label_R: Tensor
 ) -> tuple[Tensor, ...]:
     """(log-probs [R]) or (log-probs [R], entropies [R]) of the tokens `label_R`, one predicted at each row."""
-    logits_RV = head(states_RX).float() / temperature_R[:, None]
-    normaliser_R = logits_RV.logsumexp(-1)
-    logprobs_R = logits_RV.gather(1, label_R[:, None])[:, 0] - normaliser_R
-    if not entropy:
-        return (logprobs_R,)
-    return logprobs_R, normaliser_R - (logits_RV.softmax(-1) * logits_RV).sum(-1)
+    logprobs_RV = (head(states_RX).float() / temperature_R[:, None]).log_softmax(-1)
+    chosen_R = logprobs_RV.gather(1, label_R[:, None])[:, 0]
+    return (chosen_R, -(logprobs_RV.exp() * logprobs_RV).sum(-1)) if entropy else (chosen_R,)
 
 
 def _differentiated(statistics: Statistics, states_RH: Tensor, *rows: Tensor) -> tuple[Tensor, ...]:
