@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from inspect import isfunction
 from pathlib import Path
 from typing import Literal
@@ -22,6 +23,7 @@ from gruppo.data.files import read_tasks
 from gruppo.data.world import build_world, gold_reply, world_tasks
 from gruppo.engines.local import LocalEngine
 from gruppo.engines.openai import OpenAIConfig, OpenAIEngine
+from gruppo.engines.prefix_cache import PrefixCache
 from gruppo.engines.scripted import ScriptedEngine
 from gruppo.errors import ConfigError, DataError, boundary
 from gruppo.rewards import REWARDS
@@ -189,6 +191,7 @@ def assemble(config: RunConfig) -> Assembly:
         activate=learner.sampling,
         version=learner.version,
         replicas=learner.replicas,
+        cache=partial(PrefixCache, config.model.cache_mb * 2**20, learner.changes),
     )
     of_turns = {name: (find_turn_reward(name), weight) for name, weight in config.credit.turn_rewards.items()}
     calls = {name: engine.max_concurrency for name, engine in config.engines.items()}

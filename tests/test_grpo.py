@@ -259,8 +259,8 @@ def test_an_update_reports_and_does_the_same_for_any_microbatch_size(tmp_path: P
                 found.append({name: value for name, value in record.items() if name != "packs/planner"})
             assert found[0]["grad_norm/planner"] == pytest.approx(expected.norm().item(), rel=1e-4)
             assert found[0]["loss/planner"] == pytest.approx(loss, abs=1e-5)
-            assert found[1] == pytest.approx(found[0], rel=1e-5, abs=1e-6)
-            assert found[2] == pytest.approx(found[0], rel=1e-5, abs=1e-6)
+            assert found[1] == pytest.approx(found[0], rel=1e-5, abs=1e-5)
+            assert found[2] == pytest.approx(found[0], rel=1e-5, abs=1e-5)
 
 
 def test_a_gradient_that_is_not_finite_is_counted_and_changes_nothing(tmp_path: Path) -> None:

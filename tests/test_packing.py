@@ -241,7 +241,7 @@ def computed(rows: Sequence[Row], max_tokens: int = 16384) -> int:
     return sum(collate(packs, 0).ids_BS.numel() for packs in microbatches(rows, max_tokens))
 
 
-@pytest.mark.parametrize("attempts", [2, 5, 8, 16, 32])
+@pytest.mark.parametrize("attempts", [2, 8, 32])
 def test_a_group_over_a_long_prompt_costs_its_unique_tokens(attempts: int) -> None:
     for prompt, new in ((256, 64), (512, 64), (1000, 20)):
         rows = group(prompt, attempts, new)

@@ -6,6 +6,7 @@ import asyncio
 import string
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_run import config_of
 from test_local_engine import SHAPE
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
@@ -31,6 +33,7 @@ from gruppo.engines.decoding import Prompted
 from gruppo.engines.local import Home, LocalEngine, _shares
 from gruppo.engines.prefix_cache import PrefixCache
 from gruppo.replicas import Replicas
+from gruppo.run import assemble
 from gruppo.types import Completion, Request, Sampling, StopReason
 
 PLENTY = 2**28
@@ -153,8 +156,17 @@ def assert_same(completions: Sequence[Completion], others: Sequence[Completion])
         assert done.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 
 
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.0}, {"stop": ("e", "a")}], ids=["drawn", "greedy", "stop"])
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    ("architecture", "sampling"),
+    [
+        ("llama", {}),
+        ("qwen2", {}),
+        ("qwen3", {}),
+        ("llama", {"temperature": 0.0}),
+        ("qwen2", {"stop": ("e", "a")}),
+    ],
+    ids=["llama", "qwen2", "qwen3", "greedy", "stop"],
+)
 def test_a_conversation_is_the_same_and_reads_only_what_is_new(architecture: str, sampling: dict[str, Any]) -> None:
     model = make_model(architecture)
     with counted(model) as all_of_it:
@@ -176,6 +188,16 @@ def test_the_ids_that_were_sampled_are_not_read_again() -> None:
         second = engine.sample(told.requests(1))
     said = [len(b.prompt_ids) - len(a.prompt_ids) - len(a.ids) for a, b in zip(first, second, strict=True)]
     assert sizes == [len({done.prompt_ids for done in second}) * (max(said) + 1)]  # of what was sampled, the last id
+
+
+def test_a_branch_has_the_ids_of_the_row_that_went_on_longest() -> None:
+    model = make_model()
+    engine, messages = make_engine(model), [{"role": "user", "content": "what"}]
+    long, _ = engine.sample([Request(messages, Sampling(temperature=0.0, max_tokens=n), 0) for n in (40, 1)])
+    messages = [*messages, {"role": "assistant", "content": long.text}]
+    with counted(model) as sizes:
+        [after] = engine.sample([Request(messages, Sampling(max_tokens=1), 0)])
+    assert sizes == [len(after.prompt_ids) - len(long.prompt_ids) - len(long.ids) + 1]
 
 
 def test_batches_padding_overflow_and_sliding_windows() -> None:
@@ -231,7 +253,7 @@ def test_policies_do_not_mix_and_what_other_weights_computed_is_not_used() -> No
     assert stale[0].logprobs == without[0].logprobs and bits(stale) != bits(without), "the stamp is what tells"
 
 
-@pytest.mark.parametrize("max_bytes", [1, 2**17, 2**19])
+@pytest.mark.parametrize("max_bytes", [2**19, 2**20])
 def test_a_small_cache_forgets_and_the_results_are_the_same(max_bytes: int) -> None:
     model = make_model()
     without = play(make_engine(model, 0), Conversations(max_tokens=12))
@@ -280,7 +302,7 @@ prompts_of_calls = st.lists(
 )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(calls=prompts_of_calls, max_bytes=st.sampled_from([2**15, 2**17, PLENTY]))
 def test_any_prompts_over_any_calls_give_what_they_give_without(calls: list[list[str]], max_bytes: int) -> None:
     with_cache, without = make_engine(MODEL, max_bytes, max_batch_tokens=300), make_engine(MODEL, 0)
@@ -318,6 +340,8 @@ def play_in(num: int, can_fork: bool, monkeypatch: pytest.MonkeyPatch) -> list[C
         return play(engine, Conversations((None, "planner")))
     finally:
         engine.replicas.stop()
+        used = [number for number, cache in enumerate(engine.caches) if cache.num_bytes]
+        assert used == ([0] if can_fork else list(range(num))), "each share fills its own, in its own process"
 
 
 def test_processes_have_caches_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,3 +368,12 @@ def test_a_task_stays_where_it_is_known() -> None:
     assert placed("d", "b", "c", "d") == ["b", "cdd"]
     assert placed("e", "c", "c", "f") == ["ef", "cc"]
     assert placed("d", "d") == ["", "dd"]
+
+
+def test_the_config_turns_the_cache_on_for_every_process(tmp_path: Path) -> None:
+    found = []
+    for keys in ({}, {"model__cache_mb": "3", "model__processes": "2"}):
+        assembly = assemble(config_of(tmp_path, **keys))
+        found.append([cache.max_bytes for cache in assembly.rollout.engines["local"].caches])
+        assembly.close()
+    assert found == [[0], [3 * 2**20] * 2]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isqrt
 from random import Random
 from typing import Any
 
@@ -229,15 +230,17 @@ def _left_padded(values: Sequence[Sequence[int]], fill: int, device: torch.devic
 
 def _trees(prompts: Sequence[Ids], shared: bool) -> tuple[list[PrefixTree], list[int], list[list[int]]]:
     """The rows to compute, and for each prompt its row and its path there; in order, one each, if nothing is shared."""
-    places = shared_rows(prompts) if shared else []
-    if len(places) * max(map(len, prompts)) ** 2 > _MAX_MASK or len(places) in (0, len(prompts)):
-        places = [[place] for place in range(len(prompts))]
+    apart = [[place] for place in range(len(prompts))]
+    places = shared_rows(prompts, max_nodes=isqrt(_MAX_MASK)) if shared else apart
     trees, row_of, path_of = [], [0] * len(prompts), [[0]] * len(prompts)
     for row, together in enumerate(places):
         own = [prompts[place] for place in together]
         trees.append(prefix_tree(own, [len(ids) - 1 for ids in own]))
         for place, path in zip(together, trees[-1].paths, strict=True):
             row_of[place], path_of[place] = row, path
+    too_wide = len(trees) * max(map(len, trees)) ** 2 > _MAX_MASK
+    if shared and (too_wide or len(trees) == len(prompts)):
+        return _trees(prompts, shared=False)
     return trees, row_of, path_of
 
 

@@ -50,6 +50,8 @@ class ModelConfig(Config):
     """Torch threads; 0 leaves torch's choice. Bit-identical resume needs the same number."""
     processes: int = Field(1, ge=1)
     """Processes that sample and learn side by side, one thread each: for models too small for threads to help."""
+    cache_mb: int = Field(0, ge=0)
+    """Memory of each process for key-values of earlier turns, for prompts that begin like them; 0: none are kept."""
     allow_download: bool = False
     """Whether a hub id may be fetched; without it nothing reaches for the network."""
 
