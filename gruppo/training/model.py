@@ -63,10 +63,11 @@ class ModelConfig(Config):
 
     @model_validator(mode="after")
     def _processes_are_possible(self) -> ModelConfig:
+        several = f"model.processes = {self.processes}"
         if self.processes > 1 and self.threads > 1:
-            raise ValueError(f"threads = {self.threads}: with processes = {self.processes} each has one; leave it out")
+            raise ValueError(f"model.threads = {self.threads}: with {several} each has one; leave it out")
         if self.processes > 1 and self.device != "cpu":
-            raise ValueError(f"processes = {self.processes}: only on the CPU, not on device {self.device!r}; use 1")
+            raise ValueError(f"{several}: only on the CPU, not on model.device = {self.device!r}; use 1")
         return self
 
 
