@@ -13,10 +13,10 @@ quickstart: $(VENV)/installed ## the main job: a team learns, the report proves 
 test: $(VENV)/installed ## ruff and the fast tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 test-all: $(VENV)/installed ## all tests, the slow ones too
-	$(BIN)/python -m pytest -m "slow or not slow"
+	$(BIN)/python -m pytest -n 2 -m "slow or not slow"
 
 parity: $(VENV)/installed ## our losses against TRL's, by running both
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[parity]"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import multiprocessing
 import signal
 import subprocess
 import sys
 import threading
 import time
+import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -341,12 +343,25 @@ def test_an_interrupt_ends_what_plays(mode: str, where: str, caplog: pytest.LogC
         pressed()
         return ones(task, episodes)
 
-    waves = {"max_concurrent": 1} if mode == "lockstep" and where == "reward" else {}  # or t0 waits for the others
-    with pytest.raises(KeyboardInterrupt):
-        make(team, Counting(), echo, reward=reward, mode=mode, **waves).collect(tasks(*EIGHT), 1, 0, "step")
-    assert not team.playing
-    gc.collect()
-    assert not caplog.records, "no task was destroyed while it was pending"
+    def interrupted() -> None:
+        waves = {"max_concurrent": 1} if mode == "lockstep" and where == "reward" else {}  # or t0 waits for the others
+        with pytest.raises(KeyboardInterrupt):
+            make(team, Counting(), echo, reward=reward, mode=mode, **waves).collect(tasks(*EIGHT), 1, 0, "step")
+        assert not team.playing
+        gc.collect()
+        assert not caplog.records, "no task was destroyed while it was pending"
+
+    in_a_process(interrupted)
+
+
+def in_a_process(body: Callable[[], None]) -> None:
+    """Signals reach the main thread only: a fork goes on in its own, whichever thread the tests run in."""
+    process = multiprocessing.get_context("fork").Process(target=body)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads at a fork
+        process.start()
+    process.join(60)
+    assert process.exitcode == 0, "its words are above"
 
 
 # ---- size -----------------------------------------------------------------------------------------------------------
