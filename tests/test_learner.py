@@ -129,12 +129,19 @@ def test_a_gradient_reaches_its_policy_though_the_base_computed_in_between(base:
     for policy, other in (("planner", "executor"), ("executor", "planner")):
         loss = -learner.logprobs(policy, collate([Pack.of([row]) for row in some_rows()], learner.pad_id)).sum()
         logprobs(learner, None, some_rows())
-        sample(learner, [None, policy], merged=True)
         loss.backward()
         grads = {name: [p.grad for p in learner.parameters(name).values()] for name in TWO}
         assert all(grad is not None for grad in grads[policy]) and any(grad.abs().sum() > 0 for grad in grads[policy])
         assert all(grad is None for grad in grads[other])
         learner.step(policy, 1.0, 1.0)
+
+
+def test_a_gradient_is_refused_once_other_weights_were_merged(base: Path) -> None:
+    learner = make(base)
+    loss = learner.logprobs("planner", collate([Pack.of([row]) for row in some_rows()], learner.pad_id)).sum()
+    sample(learner, [None], merged=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 def test_the_same_seed_gives_the_same_adapters(base: Path) -> None:

@@ -146,7 +146,7 @@ def test_linear_layers_are_quantized_and_nothing_is_held_twice(qwen3: Path, how:
     assert small == {name for name in own if name.endswith("_proj.base_layer.weight")} and len(small) == 14
     rest = {dtype for name, dtype in dtypes.items() if name not in small}
     assert rest == {torch.float32 if learner.config.dtype == "float32" else torch.bfloat16}
-    assert learner._sampler is None
+    assert learner._merged is None
     if learner.config.quantization == "nf4":
         states = [own[name].quant_state for name in small]
         assert {state.quant_type for state in states} == {"nf4"}
@@ -253,7 +253,7 @@ def test_no_dropout_is_ever_active(llama: Path, tmp_path: Path, how: dict[str, A
         sample(learner, [policy], merged=True)
         assert torch.equal(gradient(learner, policy), gradient(plain, policy))
     assert not [m for m in learner.model.modules() if isinstance(m, torch.nn.Dropout) and m.p and m.training]
-    learner.model.train()
+    (learner._merged or learner).model.train()
     assert not torch.equal(loss_of(learner, policy), loss_of(plain, policy)), "this base does have a dropout"
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from peft.tuners.lora import LoraLayer
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -26,6 +25,7 @@ from gruppo.prefix_tree import computes_trees
 from gruppo.replicas import Replicas
 from gruppo.teams.base import seed_of
 from gruppo.training.logprobs import comes_apart, token_logprobs
+from gruppo.training.merged import Merged
 from gruppo.training.model import (
     ModelConfig,
     PolicyConfig,
@@ -53,13 +53,11 @@ class Learner:
         self.base_fingerprint = digest_of(base.state_dict())
         full = [name for name, policy in policies.items() if policy.full]
         self._copies: dict[str | None, Any] = {None: deepcopy(base).requires_grad_(False)} if full else {}
-        # Sampling is bound by the number of operations: a plain model with the adapter merged in has a third of them.
         # Not in bfloat16 nor quantized, where the merged weight would round the adapter's small update away.
         merges = not full and model.dtype == "float32" and model.quantization == "none"
-        self._sampler = deepcopy(base) if merges else None
-        self._merged: tuple[str | None, int] | None = None  # what the sampler holds
+        merged = Merged(base) if merges else None
         self.model: Any = base if full else self._with_adapters(base, seed)
-        self._adapted = self._pair_with_sampler()
+        self._merged = merged if merged and merged.pair(self.model) else None
         hold_still(self.model, model.quantization)
         self.versions = dict.fromkeys(policies, 0)
         self.can_share = computes_trees(self.model)
@@ -105,33 +103,23 @@ class Learner:
     @contextmanager
     def sampling(self, policy: str | None) -> Iterator[Any]:
         """As `activate`, for sampling only: a plain model with the adapter's update added in, where it can be."""
-        if self._sampler is None:
+        if self._merged is None:
             with self.activate(policy) as model:
                 yield model
             return
-        wanted = policy, self.changes(policy)
-        if self._merged != wanted:
-            self._merge(policy)
-            self._merged = wanted
+        model = self._merged.hold(policy, self.changes(policy))
         with torch.inference_mode():  # a tenth faster; only here, since what it creates can never be trained through
-            yield self._sampler
+            yield model
 
-    @torch.no_grad()
-    def _merge(self, policy: str | None) -> None:
-        for weight, module in self._adapted:
-            base = module.get_base_layer().weight
-            torch.add(base, 0 if policy is None else module.get_delta_weight(policy), out=weight)
+    @contextmanager
+    def learning(self, policy: str | None) -> Iterator[Any]:
+        """As `activate`, for log-probs: of a policy that learns, merged too, so that they are what it sampled with.
 
-    def _pair_with_sampler(self) -> list[tuple[Tensor, Any]]:
-        """Each adapted layer with the sampler's weight that its update is merged into."""
-        if self._sampler is None:
-            return []
-        plain = dict(self._sampler.named_modules())
-        return [
-            (plain[name.removeprefix("base_model.model.")].weight, module)
-            for name, module in self.model.named_modules()
-            if isinstance(module, LoraLayer)
-        ]
+        Until what was computed has been back-propagated, nothing else may be merged; a reference is not.
+        """
+        with self.activate(policy) as model:  # also where the merged one computes: this decides which adapter learns
+            merges = self._merged is not None and policy in self.policies
+            yield self._merged.hold(policy, self.changes(policy)) if merges else model
 
     def version(self, policy: str | None) -> int:
         """How many optimizer steps a policy has taken; 0 for the base."""
@@ -143,12 +131,12 @@ class Learner:
 
     def logprobs(self, policy: str | None, batch: Batch) -> Tensor:
         """Log-probs [N] float32 of the actions' tokens under softmax(logits / temperature)."""
-        with self.activate(policy) as model:
+        with self.learning(policy) as model:
             return token_logprobs(model, batch, self.comes_apart)[0]
 
     def logprobs_and_entropy(self, policy: str | None, batch: Batch) -> tuple[Tensor, Tensor]:
         """As `logprobs`, and for each token the entropy [N] of the distribution it was drawn from."""
-        with self.activate(policy) as model:
+        with self.learning(policy) as model:
             logprobs_N, entropy_N = token_logprobs(model, batch, self.comes_apart, entropy=True)
         return logprobs_N, entropy_N
 

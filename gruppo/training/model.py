@@ -24,6 +24,7 @@ from transformers.utils import logging as transformers_logging
 
 from gruppo.config import Config
 from gruppo.errors import ConfigError, boundary
+from gruppo.training.merged import MergedLinear
 from gruppo.weights import resolve
 
 TINY = Path(__file__).parents[1] / "models" / "tiny"
@@ -192,8 +193,12 @@ def _recomputed(forward: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _adapters(layer: torch.nn.Module) -> list[Any]:
-    adapted = (module for module in layer.modules() if isinstance(module, LoraLayer))
-    return next(([] if module.disable_adapters else module.active_adapters for module in adapted), [])
+    for module in layer.modules():
+        if isinstance(module, MergedLinear):
+            return [module.policy]
+        if isinstance(module, LoraLayer):
+            return [] if module.disable_adapters else module.active_adapters
+    return []
 
 
 def with_adapter(model: Any, name: str, policy: PolicyConfig) -> Any:
