@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from test_learner import SHAPE, TWO, logprobs, make, save_base, some_rows, train
+from test_learner import SHAPE, TWO, logprobs, make, sample, save_base, some_rows, train
 from torch.nn import Embedding
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
@@ -85,6 +85,25 @@ def test_what_is_not_linear_is_not_merged() -> None:
     merged = Merged(base)
     lora = LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)
     assert not merged.pair(get_peft_model(base, lora))
+
+
+def test_a_gradient_is_refused_once_other_weights_were_merged(base: Path) -> None:
+    learner = make(base)
+    loss = learner.logprobs("planner", collate([Pack.of([row]) for row in some_rows()], learner.pad_id)).sum()
+    sample(learner, [None], merged=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_wide_head_gives_the_same_logits_some_at_a_time(tmp_path: Path) -> None:
+    save_base(tmp_path, "llama")
+    shape = {**SHAPE, "vocab_size": 5000, "tie_word_embeddings": True}
+    LlamaForCausalLM(LlamaConfig(**shape)).save_pretrained(tmp_path)
+    learner = make(tmp_path)
+    ids = torch.arange(12).view(3, 4)
+    with learner.sampling(None) as merged, learner.activate(None) as plain:
+        torch.testing.assert_close(merged(ids).logits, plain(ids).logits, rtol=1e-5, atol=1e-5)
+        assert type(merged.lm_head).__name__ == "_Wide" and merged.lm_head.weight is merged.model.embed_tokens.weight
 
 
 def test_it_follows_every_change_of_the_weights(base: Path) -> None:

@@ -9,6 +9,7 @@ vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from math import isqrt
 from random import Random
@@ -16,11 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.cache_utils import DynamicLayer
 
+from gruppo.engines.branches import LEAVE_SHARE, attending, branch, follow, new_cache
 from gruppo.engines.prefix_cache import PrefixCache, States
-from gruppo.prefix_tree import Ids, PrefixTree, attention_of, prefix_tree, shared_rows, takes_trees
+from gruppo.prefix_tree import Ids, PrefixTree, attention_of, prefix_tree, shared_rows
 from gruppo.types import Request
 
 
@@ -39,12 +41,13 @@ def decode(
     tokenizer: PreTrainedTokenizerBase,
     rows: Sequence[Prompted],
     end_ids: Sequence[int],
-    known: PrefixCache,
+    known: PrefixCache | None,
 ) -> list[tuple[Ids, tuple[float, ...]]]:
     """Sampled ids and their log-probs for each row; the rows are of one policy.
 
     Rows that have the same prompt and have sampled the same ids so far are one branch, computed once: attempts at one
-    task part only where their draws do. What is `known` of the prompts is not computed again; it learns what was.
+    task part only where their draws do. What is `known` of the prompts is not computed again; it learns what was. None
+    is for a model that does not compute branches: then each has a whole cache of its own.
     """
     device = next(model.parameters()).device
     draw = _Draw.of(rows, device)
@@ -56,11 +59,11 @@ def decode(
     lengths_B = torch.zeros(len(rows), dtype=torch.long, device=device)
     row_B = torch.arange(len(rows), device=device)  # the rows that go on
 
-    cache = _new_cache(model)
-    plain = _is_plain(model, cache)
-    logits_UV, mask_UL, position_U, branch_B = _prefill(model, cache, rows, num_steps, known if plain else None)
-    left = _Left(cache.layers if plain and known.max_bytes else [], branch_B)
+    cache = new_cache(model, known is not None)
+    logits_UV, mask_UL, position_U, branch_B = _prefill(model, cache, rows, num_steps, known)
     num_prompt = mask_UL.shape[1] - num_steps
+    places = branch(cache.layers, mask_UL[:, :num_prompt]) if known else None
+    left = _Left(cache.layers if known and known.max_bytes else [], branch_B)
     for step in range(num_steps):
         sampled_B, sampled_logprob_B = draw.step(logits_UV[branch_B], row_B, step)
         ids_BT[row_B, step] = sampled_B
@@ -77,20 +80,21 @@ def decode(
         left.follow(next_branches, row_B)
         if next_branches.moved:
             mask_UL, position_U = mask_UL[next_branches.parent_U], position_U[next_branches.parent_U]
-            for layer in cache.layers:
-                layer.reorder_cache(next_branches.parent_U)  # type: ignore[arg-type]  # any integer tensor will do
-        logits_UV = model(
-            input_ids=next_branches.id_U[:, None],
-            attention_mask=mask_UL[:, : num_prompt + step + 1],
-            position_ids=position_U[:, None] + step,
-            cache=cache,
-            use_cache=True,
-        ).logits[:, -1]
+            follow(cache.layers, places, next_branches.parent_U)
+        with attending(model) if places else nullcontext():
+            logits_UV = model(
+                input_ids=next_branches.id_U[:, None],
+                attention_mask=None if places else mask_UL[:, : num_prompt + step + 1],
+                position_ids=position_U[:, None] + step,
+                cache=cache,
+                use_cache=True,
+            ).logits[:, -1]
     if logprobs_BT.isnan().any():
         raise ValueError("the model computes NaN logits; its weights or its inputs are broken")
     lengths = lengths_B.tolist()
     ids_B = [tuple(ids[:length]) for ids, length in zip(ids_BT.tolist(), lengths, strict=True)]
-    left.hand_over(known, rows, ids_B, num_prompt)
+    if known:
+        left.hand_over(known, rows, ids_B, num_prompt)
     return [(ids, tuple(row[:length])) for ids, row, length in zip(ids_B, logprobs_BT.tolist(), lengths, strict=True)]
 
 
@@ -109,14 +113,11 @@ class _Branches:
         pairs_U, next_B = torch.unique(torch.stack((branch_B, sampled_B)), dim=1, return_inverse=True)
         parent_U, id_U = pairs_U
         num_alive = len(parent_U.unique())
-        if len(parent_U) > num_alive or num_alive <= (1 - _LEAVE_SHARE) * num_old:
+        if len(parent_U) > num_alive or num_alive <= (1 - LEAVE_SHARE) * num_old:
             return cls(parent_U, id_U, next_B, moved=True)
         # No branch parted and few have ended: those stay in place, fed with an id whose logits nobody reads.
         stay_U = torch.arange(num_old, device=branch_B.device)
         return cls(stay_U, torch.zeros_like(stay_U).index_copy(0, parent_U, id_U), branch_B, moved=False)
-
-
-_LEAVE_SHARE = 0.25  # leaving copies the key-values of those who stay: worth it for a share of the batch, not for one
 
 
 class _Left:
@@ -135,8 +136,7 @@ class _Left:
         if branches.moved:
             ends_U = torch.ones_like(self.owner_U, dtype=torch.bool).index_fill(0, branches.parent_U, False)
             if ends_U.any():
-                states = [(layer.keys[ends_U], layer.values[ends_U]) for layer in self.layers]
-                self.found.append((self.owner_U[ends_U], states))
+                self.found.append((self.owner_U[ends_U], [layer.states(ends_U) for layer in self.layers]))
             self.owner_U = torch.empty_like(branches.parent_U)
         self.owner_U[branches.branch_B] = row_B
 
@@ -144,7 +144,8 @@ class _Left:
         """Give it all to the cache, with the ids of each branch: the prompt's and those sampled but the last."""
         if not self.layers:
             return
-        self.found.append((self.owner_U, [(layer.keys, layer.values) for layer in self.layers]))
+        all_U = torch.arange(len(self.owner_U), device=self.owner_U.device)
+        self.found.append((self.owner_U, [layer.states(all_U) for layer in self.layers]))
         for owner_U, states in self.found:
             branches = [
                 (num_prompt - len(rows[row].prompt_ids), rows[row].prompt_ids + sampled[row][:-1])
@@ -255,7 +256,8 @@ class _Draw:
     top_p_B: Tensor
     max_tokens_B: Tensor
     uniforms_BT: Tensor
-    some_greedy: bool
+    all_at_one: bool  # no temperature to divide by
+    all_greedy: bool
     some_top_p: bool
 
     @classmethod
@@ -272,27 +274,50 @@ class _Draw:
             top_p_B=torch.tensor([sampling.top_p for sampling in samplings], device=device),
             max_tokens_B=torch.tensor([sampling.max_tokens for sampling in samplings], device=device),
             uniforms_BT=torch.tensor(uniforms, dtype=torch.float64, device=device),
-            some_greedy=any(sampling.temperature == 0 for sampling in samplings),
+            all_at_one=all(sampling.temperature == 1 for sampling in samplings),
+            all_greedy=all(sampling.temperature == 0 for sampling in samplings),
             some_top_p=any(sampling.top_p < 1 for sampling in samplings),
         )
 
     def step(self, logits_BV: Tensor, row_B: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """The ids drawn at `step` for the rows `row_B`, and their float32 log-probs."""
-        temperature_B1 = self.temperature_B[row_B, None]
-        if self.some_greedy:
+        logits_BV, greedy_B1 = logits_BV.float(), None
+        if not self.all_at_one:
+            temperature_B1 = self.temperature_B[row_B, None]
             greedy_B1 = temperature_B1 == 0
-            temperature_B1 = temperature_B1.masked_fill(greedy_B1, 1.0)
-        logprobs_BV = torch.log_softmax(logits_BV.float() / temperature_B1, dim=-1)
-        probs_BV = logprobs_BV.exp()
-        if self.some_top_p:
-            probs_BV = _truncate(probs_BV, self.top_p_B[row_B, None])
-        # Inverse of the cumulative distribution, in float64: float32 would round rare tokens away.
-        cumulative_BV = probs_BV.cumsum(-1, dtype=torch.float64)
-        target_B1 = self.uniforms_BT[row_B, step, None] * cumulative_BV[:, -1:]
-        ids_B1 = torch.searchsorted(cumulative_BV, target_B1, right=True).clamp(max=logits_BV.shape[1] - 1)
-        if self.some_greedy:
-            ids_B1 = torch.where(greedy_B1, logits_BV.argmax(-1, keepdim=True), ids_B1)
+            logits_BV = logits_BV / temperature_B1.masked_fill(greedy_B1, 1.0)
+        logprobs_BV = torch.log_softmax(logits_BV, dim=-1)
+        if self.all_greedy:
+            ids_B1 = logits_BV.argmax(-1, keepdim=True)
+        else:
+            probs_BV = logprobs_BV.exp()
+            if self.some_top_p:
+                probs_BV = _truncate(probs_BV, self.top_p_B[row_B, None])
+            ids_B1 = _quantile(probs_BV, self.uniforms_BT[row_B, step, None])
+            if greedy_B1 is not None:
+                ids_B1 = torch.where(greedy_B1, logits_BV.argmax(-1, keepdim=True), ids_B1)
         return ids_B1[:, 0], logprobs_BV.gather(1, ids_B1)[:, 0]
+
+
+def _quantile(probs_BV: Tensor, share_B1: Tensor) -> Tensor:
+    """[B, 1]: where each row's cumulative sum first exceeds that share of its total, which no probability of 0 does.
+
+    In float64: float32 would round rare tokens away. First among sums of blocks, then within one: adding up all of a
+    large vocabulary would take longer than the model's head.
+    """
+    blocks_BNS = pad(probs_BV, (0, -probs_BV.shape[1] % _BLOCK)).unflatten(1, (-1, _BLOCK))
+    ends_BN = blocks_BNS.sum(-1, dtype=torch.float64).cumsum(-1)
+    target_B1 = share_B1 * ends_BN[:, -1:]
+    block_B1 = torch.searchsorted(ends_BN, target_B1, right=True).clamp(max=ends_BN.shape[1] - 1)
+    starts_BN = pad(ends_BN, (1, -1))
+    within_BS = blocks_BNS.gather(1, block_B1[..., None].expand(-1, -1, _BLOCK))[:, 0].cumsum(-1, dtype=torch.float64)
+    rest_B1 = (target_B1 - starts_BN.gather(1, block_B1)).clamp(min=0)
+    rest_B1 = torch.minimum(rest_B1, within_BS[:, -1:] * (1 - 2**-52))  # rounding must not lead past the block
+    found_B1 = block_B1 * _BLOCK + torch.searchsorted(within_BS, rest_B1, right=True)
+    return found_B1.clamp(max=probs_BV.shape[1] - 1)  # NaN is found nowhere
+
+
+_BLOCK = 256
 
 
 def _truncate(probs_BV: Tensor, top_p_B1: Tensor) -> Tensor:
@@ -331,59 +356,3 @@ class _StopStrings:
             ],
             device=row_B.device,
         )
-
-
-# ---- cache -----------------------------------------------------------------------------------------------------------
-
-
-def _new_cache(model: PreTrainedModel) -> DynamicCache:
-    """The cache of the model's architecture, its plain attention layers with room to grow."""
-    cache = DynamicCache(config=model.config)
-    cache.layers = [_RoomyLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
-    return cache
-
-
-def _is_plain(model: PreTrainedModel, cache: DynamicCache) -> bool:
-    """Whether key-values can be taken apart and put together: every layer keeps all of them, and takes any mask."""
-    return takes_trees(model) and all(isinstance(layer, _RoomyLayer) for layer in cache.layers)
-
-
-class _RoomyLayer(DynamicLayer):
-    """A DynamicLayer that writes new keys and values into spare room instead of copying all old ones at each token."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.room: tuple[Tensor, Tensor] | None = None
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append [B, heads, new, head size] states; returns views of all states so far."""
-        if self.keys is None or self.values is None or key_states.shape[-2] > 1:
-            return super().update(key_states, value_states, *args, **kwargs)
-        used = self.get_seq_length()
-        if self.room is None or self.room[0].shape[-2] == used:
-            self.room = _with_room(self.keys), _with_room(self.values)
-        for room, states in zip(self.room, (key_states, value_states), strict=True):
-            room[:, :, used : used + 1] = states
-        self.keys, self.values = (room[:, :, : used + 1] for room in self.room)
-        return self.keys, self.values
-
-    def take(self, row_U: Tensor, place_UP: Tensor) -> None:
-        """Become the states at the places `place_UP` of the rows `row_U`."""
-        assert self.keys is not None and self.values is not None, "taken from after the first forward"
-        self.keys, self.values = (
-            states[row_U[:, None], :, place_UP].transpose(1, 2).contiguous() for states in (self.keys, self.values)
-        )
-        self.room = None
-
-    def reorder_cache(self, beam_idx: Any) -> None:
-        """Keep the rows `beam_idx`, repeated or left out as it says."""
-        super().reorder_cache(beam_idx)
-        self.room = None
-
-
-def _with_room(states: Tensor) -> Tensor:
-    """A copy with uninitialised room behind it, which no view shows before it is written."""
-    batch, heads, used, size = states.shape
-    room = states.new_empty(batch, heads, used + max(16, used // 4), size)
-    room[:, :, :used] = states
-    return room

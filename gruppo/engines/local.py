@@ -17,6 +17,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gruppo.chat import decode_action, end_of_turn_ids, render
+from gruppo.engines.branches import computes_branches
 from gruppo.engines.decoding import Prompted, cut, decode
 from gruppo.engines.prefix_cache import PrefixCache
 from gruppo.errors import EngineError, boundary
@@ -56,6 +57,7 @@ class LocalEngine:
         self.version = version
         self.max_batch_tokens = max_batch_tokens
         self.context_length = context_length or _context_length(model)
+        self.branches = computes_branches(model)
         self.replicas = replicas or Replicas(1)
         self.replicas.add(self)
         self.caches = [cache() for _ in range(self.replicas.num)]
@@ -133,7 +135,7 @@ class LocalEngine:
             with self.activate(policy) as model, _evaluating(model):
                 for batch in _batches(policy_rows, self.max_batch_tokens):
                     started = time.perf_counter()
-                    sampled = decode(model, self.tokenizer, batch, self.end_ids, cache)
+                    sampled = decode(model, self.tokenizer, batch, self.end_ids, cache if self.branches else None)
                     seconds = time.perf_counter() - started
                     found |= {row.index: (*one, seconds) for row, one in zip(batch, sampled, strict=True)}
         return found

@@ -39,6 +39,10 @@ class Merged:
             own = MergedLinear(layer.get_base_layer())
             self.model.set_submodule(name.removeprefix("base_model.model."), own)
             self._layers.append((layer, own))
+        head = self.model.get_output_embeddings()
+        if type(head) is Linear and head.weight.device.type == "cpu":
+            (place,) = (name for name, module in self.model.named_modules() if module is head)
+            self.model.set_submodule(place, _Wide(head))
         return True
 
     @torch.no_grad()
@@ -74,6 +78,24 @@ class MergedLinear(Module):
             return F.linear(inputs, self.weight, self.bias)
         outputs: Tensor = _Product.apply(inputs, self.weight, self.bias, *self.factors)
         return outputs
+
+
+class _Wide(Module):
+    """A linear layer of many outputs. Few rows are multiplied with some of its weights at a time, which the processor's
+    own memory holds: up to twice as fast as with all of them."""
+
+    def __init__(self, base: Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = base.weight, base.bias
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if torch.is_grad_enabled() or len(self.weight) <= 2 * _SOME:
+            return F.linear(inputs, self.weight, self.bias)
+        outputs = torch.cat([F.linear(inputs, some) for some in self.weight.split(_SOME)], dim=-1)
+        return outputs if self.bias is None else outputs + self.bias
+
+
+_SOME = 1024  # outputs
 
 
 class _Product(torch.autograd.Function):

@@ -1,0 +1,91 @@
+"""Branches: attention that reads a prompt once gives what a whole forward of every sequence gives."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_local_engine import ask
+from test_packing import MODELS, TOKENIZER, drawn
+from torch import Tensor
+
+from gruppo.engines.branches import Places, attending, computes_branches
+from gruppo.engines.decoding import _quantile
+from gruppo.engines.local import LocalEngine
+from gruppo.types import Request
+
+# Sliding windows, or an attention of their own.
+WHOLE = {"gemma2", "gemma3_text", "gemma2 full", "gemma2 full with an adapted head"}
+
+
+def engine_of(model: Any) -> LocalEngine:
+    return LocalEngine(model, TOKENIZER, activate=lambda policy: nullcontext(model), version=lambda policy: 0)
+
+
+def test_which_models_compute_branches() -> None:
+    assert {name for name, model in MODELS.items() if not computes_branches(model)} == WHOLE
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "phi", "gemma2 full"])
+@settings(max_examples=15, deadline=None)
+@given(
+    groups=st.lists(st.tuples(st.sampled_from(["q", "what is it", "a longer question, this one"]), st.integers(1, 4))),
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=7),
+    seed=st.integers(0, 99),
+)
+def test_any_groups_are_sampled_as_if_each_were_alone(
+    name: str, groups: list[tuple[str, int]], lengths: list[int], seed: int
+) -> None:
+    model, length = MODELS[name], itertools.cycle(lengths)
+    questions = [f"{text} {number}" for number, (text, attempts) in enumerate(groups) for _ in range(attempts)]
+    requests: list[Request] = [
+        ask(question, seed + number, temperature=0.5, max_tokens=next(length))
+        for number, question in enumerate(questions)
+    ]
+    for request, completion in zip(requests, engine_of(model).sample(requests), strict=True):
+        ids, logprobs = drawn(model, completion.prompt_ids, request, engine_of(model).end_ids)
+        assert list(completion.ids) == ids
+        assert completion.logprobs == pytest.approx(logprobs, rel=1e-5, abs=2e-5)
+
+
+def test_a_prompt_is_held_once_and_let_go_with_its_last_branch() -> None:
+    places = Places(torch.ones(4, 3, dtype=torch.long), torch.float32)
+    places.follow(torch.tensor([0, 0, 0, 1, 2, 3, 3]))
+    assert (places.num_prompts, places.width, places.full) == (4, 3, False)
+    assert places.slot_U.tolist() == [0, 1, 2, 3, 6, 9, 10] and places.kept_R is None
+    rows_UX = torch.arange(14.0).view(7, 2)
+    assert torch.equal(places.gathered(places.spread(rows_UX)), rows_UX)
+    places.follow(torch.tensor([0, 1, 5, 6]))
+    assert places.kept_R is not None and places.kept_R.tolist() == [0, 3]
+    assert (places.num_prompts, places.width, places.full) == (2, 2, True)
+    assert places.prompt_U.tolist() == [0, 0, 1, 1]
+
+
+def test_the_models_own_attention_is_back_afterwards() -> None:
+    model = MODELS["llama"]
+    before = model.config._attn_implementation
+    with pytest.raises(RuntimeError, match="fails"), attending(model):
+        assert model.config._attn_implementation != before
+        raise RuntimeError("fails")
+    assert model.config._attn_implementation == before
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 700), st.integers(0, 9), st.sampled_from([0.1, 2.0, 30.0]))
+def test_a_quantile_is_where_the_whole_cumulative_sum_says(size: int, seed: int, peak: float) -> None:
+    random = torch.Generator().manual_seed(seed)
+    probs_BV: Tensor = (torch.randn(16, size, generator=random) * peak).softmax(-1)
+    probs_BV[:, 1::2] = 0.0  # as a nucleus leaves them
+    share_B1 = torch.rand(16, 1, generator=random, dtype=torch.float64)
+    share_B1[0], share_B1[1] = 0.0, 1 - 2.0**-53
+    found_B1 = _quantile(probs_BV, share_B1)
+    cumulative_BV = probs_BV.cumsum(-1, dtype=torch.float64)
+    expected_B1 = torch.searchsorted(cumulative_BV, share_B1 * cumulative_BV[:, -1:], right=True)
+    assert torch.equal(found_B1[2:], expected_B1[2:])
+    alive_B1 = cumulative_BV[:, -1:] > 0
+    assert (probs_BV.gather(1, found_B1)[alive_B1] > 0).all()
