@@ -118,8 +118,8 @@ class Learner:
         Until what was computed has been back-propagated, nothing else may be merged; a reference is not.
         """
         with self.activate(policy) as model:  # also where the merged one computes: this decides which adapter learns
-            merges = self._merged is not None and policy in self.policies
-            yield self._merged.hold(policy, self.changes(policy)) if merges else model
+            merged = self._merged if policy in self.policies else None
+            yield merged.hold(policy, self.changes(policy)) if merged else model
 
     def version(self, policy: str | None) -> int:
         """How many optimizer steps a policy has taken; 0 for the base."""

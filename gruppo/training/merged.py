@@ -27,12 +27,12 @@ class Merged:
     def __init__(self, base: Module) -> None:
         """Before the base gets its adapters."""
         self.model: Any = deepcopy(base, {id(tensor): tensor for tensor in chain(base.parameters(), base.buffers())})
-        self._layers: list[tuple[LoraLayer, MergedLinear]] = []
+        self._layers: list[tuple[Any, MergedLinear]] = []  # PEFT's, ours
         self._held: tuple[str | None, int] | None = None
 
     def pair(self, adapted: Module) -> bool:
         """Give each layer that got an adapter weights of its own. False if one is not linear: then it is of no use."""
-        layers = {name: module for name, module in adapted.named_modules() if isinstance(module, LoraLayer)}
+        layers: dict[str, Any] = {name: m for name, m in adapted.named_modules() if isinstance(m, LoraLayer)}
         if not all(type(layer.get_base_layer()) is Linear for layer in layers.values()):
             return False
         for name, layer in layers.items():
