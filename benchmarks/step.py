@@ -17,9 +17,8 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from multiprocessing.connection import Connection
 from statistics import median
@@ -60,26 +59,12 @@ class Side:
 
 
 @contextmanager
-def huge_pages() -> Iterator[None]:
-    """Inside, processes start as the program `gruppo` starts itself; TRL's start as a program of its users does."""
-    before = os.environ.get("GLIBC_TUNABLES")
-    os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
-    try:
-        yield
-    finally:
-        del os.environ["GLIBC_TUNABLES"]
-        if before is not None:
-            os.environ["GLIBC_TUNABLES"] = before
-
-
-@contextmanager
 def started(serve: Callable[..., None], *arguments: Any) -> Iterator[Side]:
     """A side in a fresh process that has taken its first step."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=serve, args=(there, *arguments))
-    with huge_pages() if serve is ours.serve else nullcontext():
-        process.start()
+    process.start()
     there.close()
     side = Side(here)
     try:

@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from gruppo.algorithms.batching import Pack, collate
 from gruppo.training.learner import Learner
 from gruppo.training.logprobs import token_logprobs
-from gruppo.training.merged import Merged, MergedLinear
+from gruppo.training.merged import Merged, MergedLinear, _product
 from gruppo.training.model import PolicyConfig
 
 
@@ -104,6 +104,15 @@ def test_a_wide_head_gives_the_same_logits_some_at_a_time(tmp_path: Path) -> Non
     with learner.sampling(None) as merged, learner.activate(None) as plain:
         torch.testing.assert_close(merged(ids).logits, plain(ids).logits, rtol=1e-5, atol=1e-5)
         assert type(merged.lm_head).__name__ == "_Wide" and merged.lm_head.weight is merged.model.embed_tokens.weight
+
+
+def test_few_rows_and_many_weights_are_multiplied_the_other_way_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    weight, bias, inputs = torch.randn(640, 512), torch.randn(640), torch.randn(2, 3, 512)
+    for own in (None, bias):
+        expected = torch.nn.functional.linear(inputs, weight, own)
+        torch.testing.assert_close(_product(inputs, weight, own), expected, rtol=1e-5, atol=1e-4)
+    assert _product(inputs, weight, bias).is_contiguous()
 
 
 def test_it_follows_every_change_of_the_weights(base: Path) -> None:
