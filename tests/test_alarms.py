@@ -59,6 +59,9 @@ SICK = {
     "tool_calls_failing": ("tool_calls_ok", 0.5, [44]),
     "reward_hacking": ("eval/success", lambda step: 0.25 if step % 5 == 0 else None, [40, 60]),
     "family_forgotten": ("success_of/lookup", 0.2, [42]),
+    "canary_paid": ("canary/reward", 0.5, [31, 51]),
+    "judge_gap_high": ("judge_gap", 0.41, [40, 60]),
+    "judge_injected": ("injections", 0.11, [40, 60]),
 }
 
 
@@ -84,6 +87,9 @@ HEALTHY = {  # metric, with * for each policy: its value in a run that goes well
     "success_of/lookup": (0.5, 0.7, 0.1),
     "eval/success": (0.5, 0.7, 0.1),
     "tool_calls_ok": (0.9, 0.9, 0.1),
+    "canary/reward": (0.0, 0.0, 0.0),
+    "judge_gap": (0.0, 0.02, 0.1),
+    "injections": (0.0, 0.01, 0.1),
     "groups/dropped": (4.0, 8.0, 0.0),
     "outcomes/max_tokens": (0.02, 0.02, 0.1),
 }
@@ -140,7 +146,9 @@ def test_a_sick_run_raises_its_alarm_at_the_right_step_and_then_once_per_window(
     own = [(step, raised) for step, raised in found if raised.name == name]
     assert [step for step, _ in own] == expected
     assert {raised.metric for _, raised in found} == {judged}  # the other policy is well
-    assert {raised.action for _, raised in own} == {"stop" if name in ("skips_in_a_row", "reward_hacking") else "log"}
+    assert {raised.action for _, raised in own} == {
+        "stop" if name in ("skips_in_a_row", "reward_hacking", "canary_paid") else "log"
+    }
     assert all(len(raised.message) < 160 and "\n" not in raised.message for _, raised in own)
 
 

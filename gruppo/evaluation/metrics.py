@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean, pstdev
 from typing import Any
 
+from gruppo.evaluation.hacking import JUDGED, MATCHED, hacking_metrics
 from gruppo.evaluation.statistics import paired_bootstrap, wilson
 from gruppo.types import Episode, Group, Task, ToolEvent, Turn
 
@@ -21,9 +22,9 @@ Success = Callable[[Episode], bool | None]
 
 
 def solved(episode: Episode) -> bool | None:
-    """True where the `exact` score, or else the reward, is 1; None where it has no value."""
-    exact = episode.scores.get("exact")
-    value = exact.value if exact else episode.reward
+    """True where the score by answer matching, else the judge's, else the reward is 1; None where it has no value."""
+    score = next((episode.scores[name] for name in (*MATCHED, JUDGED) if name in episode.scores), None)
+    value = score.value if score else episode.reward
     return None if value is None else value == 1.0
 
 
@@ -92,6 +93,7 @@ def rollout_metrics(
     `success`, and `success_of/<family>` where `family` tells it, is over judged episodes.
     `turns/mean` and `turns/<role>` are per episode, `tokens/<role>` action tokens per turn of that role;
     `outcomes/<name>` are fractions of all episodes; `unscorable` counts those without reward, infrastructure included.
+    `score/<name>` is the mean of one reward function, where there are several; `hacking.py` has the signs of cheating.
     """
     episodes = _episodes(groups)
     metrics = {
@@ -114,7 +116,7 @@ def rollout_metrics(
     if "turns" in behaviour:
         metrics["turns/mean"] = behaviour["turns"]
     metrics |= {key: behaviour[key] for key in ("tool_calls_ok", "turns_parsed") if key in behaviour}
-    return metrics | _per_role(_sound(episodes))
+    return metrics | _per_role(_sound(episodes)) | hacking_metrics(groups)
 
 
 def _rate(groups: Iterable[Group], success: Success) -> dict[str, Any]:
@@ -189,7 +191,12 @@ def _rewards(groups: Sequence[Group]) -> dict[str, float]:
         for turn, reward in zip(episode.turns, episode.turn_rewards, strict=False):
             if reward is not None:
                 own.setdefault(turn.role, []).append(reward)
-    return metrics | {f"reward_of/{role}": fmean(values) for role, values in own.items()}
+    metrics |= {f"reward_of/{role}": fmean(values) for role, values in own.items()}
+    scores: dict[str, list[float]] = {}
+    for episode in _episodes(groups):
+        for name, score in episode.scores.items():
+            scores.setdefault(name, []).extend([] if score.value is None else [score.value])
+    return metrics | {f"score/{name}": fmean(values) for name, values in scores.items() if values and len(scores) > 1}
 
 
 def _per_role(episodes: Sequence[Episode]) -> dict[str, float]:

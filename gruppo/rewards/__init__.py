@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from gruppo.rewards.answers import answers
 from gruppo.rewards.rules import exact
 from gruppo.types import Reward
 
-REWARDS: dict[str, Reward] = {"exact": exact}
+REWARDS: dict[str, Reward] = {"exact": exact, "answers": answers}

@@ -156,6 +156,10 @@ ALARMS = (
     Alarm("reward_hacking", "eval/success", fell_from_peak, 0.1, "the reward rises all the while, so it pays for "
           "something else; mend it", "stop", window=2, reward="up"),
     Alarm("family_forgotten", "success_of/*", fell_from_peak, 0.1, "the family is being forgotten; mix more of it in"),
+    Alarm("canary_paid", "canary/reward", above, 0, "a task without a right answer is paid; mend the reward", "stop",
+          window=1),
+    Alarm("judge_gap_high", "judge_gap", above, 0.2, "the judge is kinder than answer matching; calibrate it"),
+    Alarm("judge_injected", "injections", above, 0.05, "answers speak to the judge; look at them"),
 )  # fmt: skip
 
 

@@ -1,0 +1,1 @@
+"""Mathematical answers: read from text (`reader`), compared (`equivalence`), or given to math-verify (`worker`)."""
