@@ -49,7 +49,7 @@ MUTATIONS = [
     # ---- rewards and groups -----------------------------------------------------------------------------------------
     Mutation(
         "outage-is-zero", "what the infrastructure ended counts as reward 0", "rewards/rules.py",
-        "for name, value in values.items()) if values else None", "for name, value in values.items())", "rewards",
+        "for name, value in values.items()) if counts else None", "for name, value in values.items())", "rewards",
     ),
     Mutation(
         "unscorable-is-zero", "an episode without a score counts as reward 0", "algorithms/credit.py",

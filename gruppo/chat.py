@@ -1,14 +1,12 @@
-"""Messages to token ids and back: the one place that knows chat templates and the markup of actions.
+"""Messages to token ids and back: the one place that knows chat templates.
 
 Rendering keeps the template's control tokens and makes sure that text from users, tools and pages never becomes one.
-Parsing reads tool calls and JSON objects out of what a policy wrote. This module samples nothing, calls no tool and
-imports no torch; the tokenizer (a fast `transformers` one) is given.
+This module samples nothing, reads no calls out of replies (`tool_calls.py` does) and imports no torch; the tokenizer (a
+fast `transformers` one) is given.
 """
 
 from __future__ import annotations
 
-import ast
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,16 +14,11 @@ from functools import lru_cache
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-import json_repair
-
 from gruppo.errors import ConfigError
 from gruppo.types import Message
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedTokenizerBase
-
-MAX_JSON_CHARACTERS = 100_000
-MAX_JSON_DEPTH = 100
 
 # ---- messages to ids -------------------------------------------------------------------------------------------------
 
@@ -186,198 +179,3 @@ def _encode(tokenizer: PreTrainedTokenizerBase, text: str, cut: str) -> tuple[st
     pieces = text.split(cut) if cut else [text]
     ids = [tokenizer.encode(p, add_special_tokens=False, split_special_tokens=False) for p in pieces if p]
     return "".join(pieces), [id_ for piece_ids in ids for id_ in piece_ids]
-
-
-# ---- actions to values -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """One tool call as the policy wrote it: whether the tool exists and the arguments fit is the tool's business."""
-
-    name: str
-    arguments: Mapping[str, Any]
-
-
-def parse_tool_calls(text: str) -> tuple[list[ToolCall], list[str]]:
-    """The calls `<tool_call>{"name": …, "arguments": {…}}</tool_call>` of a reply, and what is wrong with the others.
-
-    Reasoning is not looked at; a reply that never leaves it holds no call. The closing tag may be missing behind whole
-    JSON (it is often the stop string), but nothing is mended then: half a command must not run. Never raises.
-    """
-    calls: list[ToolCall] = []
-    errors: list[str] = []
-    try:
-        rest = _without_reasoning(text)
-    except ValueError as cause:
-        return calls, [str(cause)]
-    while "<tool_call>" in rest:
-        body = rest.partition("<tool_call>")[2]
-        try:
-            values, rest = _call_values(body)
-            calls += [_as_call(value) for value in values]
-        except ValueError as cause:
-            errors.append(f"tool call: {cause}")
-            rest = body.partition("</tool_call>")[2]
-    return calls, errors
-
-
-def parse_json(text: str, fields: Mapping[str, type], optional: Mapping[str, Any] = {}) -> dict[str, Any]:  # noqa: B006
-    """The declared `fields` of the JSON object in a reply, in their order; other keys are dropped.
-
-    `optional` maps fields that may be missing to their defaults, whose type they have.
-
-    Takes the first object that has all fields; prose and a code fence around it are fine, small damage is repaired.
-    An int may stand for a float, a bool never for a number. Raises ValueError that names the missing or wrong field.
-    """
-    text = _without_reasoning(text)
-    _refuse_long(text)
-    problem = ValueError("no JSON object in the reply")
-    for candidate in _objects(text):
-        try:
-            found = {name: _field(candidate, name, kind) for name, kind in fields.items()}
-            return found | {
-                name: _field(candidate, name, type(default)) if name in candidate else default
-                for name, default in optional.items()
-            }
-        except ValueError as cause:
-            problem = cause
-    raise problem
-
-
-def _without_reasoning(text: str) -> str:
-    """`text` less its `<think>` blocks; the first opening tag may be in the prompt. ValueError if one never ends."""
-    reasoning, closing, answer = text.partition("</think>")
-    if closing and "<think>" not in reasoning:
-        text = answer
-    text = _REASONING.sub("", text)
-    if "<think>" in text:
-        raise ValueError("unterminated reasoning: <think> without </think>")
-    return text
-
-
-def _call_values(body: str) -> tuple[list[Any], str]:
-    """The JSON values behind one `<tool_call>` (some models write several) and what follows them."""
-    inside, closing, after = body.partition("</tool_call>")
-    values: list[Any] = []
-    at = _skip_space(body, 0)
-    try:
-        while at < len(body) and not body.startswith("</tool_call>", at):
-            value, at = _value_at(body, at)
-            values.append(value)
-            at = _skip_space(body, at)
-    except json.JSONDecodeError as cause:
-        if not closing:
-            raise ValueError(f"neither closed nor whole JSON: {inside.strip()[:60]!r}") from cause
-        return [_mended(inside)], after
-    if not values:
-        raise ValueError("empty")
-    return values, body[at:]
-
-
-def _as_call(value: Any) -> ToolCall:
-    if not isinstance(value, dict):
-        raise ValueError(f"expected an object with name and arguments, got {type(value).__name__}")
-    name, arguments = value.get("name"), value.get("arguments", {})
-    if not isinstance(name, str) or not name:
-        raise ValueError("missing name")
-    if isinstance(arguments, str):  # some models send the arguments as a JSON string
-        arguments, _ = _value_at(arguments, _skip_space(arguments, 0))
-    if not isinstance(arguments, dict):
-        raise ValueError(f"{name}: arguments must be an object, got {type(arguments).__name__}")
-    return ToolCall(name, arguments)
-
-
-def _objects(text: str) -> Iterator[dict[str, Any]]:
-    """The outermost whole JSON objects in `text`; then, if the first brace opens none, what mending makes of it."""
-    first = at = text.find("{")
-    damaged = False
-    while at >= 0:
-        try:
-            value, end = _value_at(text, at)
-            yield value
-        except json.JSONDecodeError:
-            damaged |= at == first
-            end = at + 1
-        at = text.find("{", end)
-    if damaged:
-        start = max(first, text.find("{", text.find("```") + 1))  # inside the code fence if there is one
-        end = text.rfind("}")
-        yield _mended(text[start : end + 1] if end > start else text[start:])
-
-
-def _field(value: Mapping[str, Any], name: str, kind: type) -> Any:
-    if name not in value:
-        raise ValueError(f"missing field {name!r} ({kind.__name__})")
-    found = value[name]
-    if kind is float and type(found) is int:
-        return float(found)
-    if not isinstance(found, kind) or (kind in (int, float) and isinstance(found, bool)):
-        raise ValueError(f"field {name!r} must be {kind.__name__}, got {type(found).__name__} {str(found)[:40]!r}")
-    return found
-
-
-# ---- bounded JSON ----------------------------------------------------------------------------------------------------
-
-_DECODER = json.JSONDecoder(strict=False)  # models write code with raw newlines inside strings
-_REASONING = re.compile(r"<think>.*?</think>", re.DOTALL)
-_STRING = r'"(?:[^"\\]|\\.)*"'
-_NOT_BRACKETS = re.compile(rf"{_STRING}|[^][{{}}]+", re.DOTALL)
-_STRAY_ESCAPE = re.compile(rf"({_STRING})|\\[nrt]", re.DOTALL)
-_TOO_DEEP = f"JSON nested deeper than {MAX_JSON_DEPTH}"
-
-
-def _skip_space(text: str, at: int) -> int:
-    return len(text) - len(text[at:].lstrip())
-
-
-def _value_at(text: str, at: int) -> tuple[Any, int]:
-    """The valid JSON value that starts at `at`, and where it ends. Raises JSONDecodeError, ValueError beyond bounds."""
-    try:
-        value, end = _DECODER.raw_decode(text, at)
-    except RecursionError as cause:
-        raise ValueError(_TOO_DEEP) from cause
-    return _plain(value), end
-
-
-def _mended(text: str) -> dict[str, Any]:
-    """The object that damaged JSON stands for: a Python literal, else what json_repair makes of it, else ValueError."""
-    _refuse_long(text)
-    if _depth(text) > MAX_JSON_DEPTH:
-        raise ValueError(_TOO_DEEP)
-    try:
-        value = ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        value = None
-    try:
-        if not isinstance(value, dict):
-            value = json_repair.loads(_STRAY_ESCAPE.sub(lambda match: match[1] or " ", text), skip_json_loads=True)
-    except RecursionError as cause:
-        raise ValueError(_TOO_DEEP) from cause
-    if not isinstance(value, dict) or not value:
-        raise ValueError(f"not a JSON object: {text.strip()[:60]!r}")
-    return _plain(value)
-
-
-def _refuse_long(text: str) -> None:
-    if len(text) > MAX_JSON_CHARACTERS:
-        raise ValueError(f"JSON of {len(text)} characters, the limit is {MAX_JSON_CHARACTERS}")
-
-
-def _depth(text: str) -> int:
-    depth = deepest = 0
-    for bracket in _NOT_BRACKETS.sub("", text):
-        depth += 1 if bracket in "{[" else -1
-        deepest = max(deepest, depth)
-    return deepest
-
-
-def _plain(value: Any) -> Any:
-    """`value` as JSON can hold it: surrogate pairs joined, lone ones replaced. ValueError for NaN, sets and depth."""
-    try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except TypeError as cause:
-        raise ValueError(f"not a JSON value: {cause}") from cause
-    if _depth(text) > MAX_JSON_DEPTH:
-        raise ValueError(_TOO_DEEP)
-    return json.loads(text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))

@@ -1,4 +1,6 @@
-"""The command line: `gruppo quickstart | sft | train | eval | report | config | model`. It parses and prints; no work.
+"""The command line: `gruppo quickstart | sft | train | eval | report | config | model | doctor | check | grade`.
+
+It parses and prints; no work is done here.
 
 Torch is slow to import, so what needs it is imported by the command that runs it: `--help` answers at once.
 """
@@ -141,6 +143,55 @@ def config(
     print(dump(load(RunConfig, config or [], parse_overrides(context.args))), end="")
 
 
+@app.command()
+def doctor() -> None:
+    """Which levels of the sandbox hold on this machine, tried out, and which versions are installed."""
+    from importlib import metadata
+
+    from gruppo.tools.isolation import standings
+
+    levels = Table("level", "holds", "walls, or why not", title="sandbox of the python tool, the strongest first")
+    for standing in standings():
+        levels.add_row(standing.level, "yes" if standing.holds else "no", standing.words)
+    Console().print(levels)
+    versions = Table("package", "version", title=f"Python {sys.version.split()[0]}, {sys.platform}")
+    for package in ("gruppo", "torch", "transformers", "peft", "safetensors", "pydantic", "vllm", "pydantic-monty"):
+        try:
+            versions.add_row(package, metadata.version(package))
+        except metadata.PackageNotFoundError:
+            versions.add_row(package, "not installed")
+    Console().print(versions)
+
+
+checks = typer.Typer(help="Look before you train.", no_args_is_help=True)
+app.add_typer(checks, name="check")
+
+
+@checks.command("env", context_settings=OVERRIDES)
+def check_env(
+    context: typer.Context,
+    config: ConfigFiles = None,
+    split: Annotated[str, typer.Option(help="Whose tasks: train, validation or test.")] = "train",
+    limit: Annotated[int, typer.Option(min=1, help="The most tasks that are played.")] = 100,
+) -> None:
+    """Play tasks and rewards with agents whose worth is known: who answers nothing should get 0, the oracle 1."""
+    from gruppo.evaluation.environment import check_environment
+    from gruppo.run import RunConfig, find_rewards, make_tasks
+
+    if split not in ("train", "validation", "test"):
+        raise ConfigError(f"--split {split}: expected train, validation or test")
+    own = load(RunConfig, config or [], parse_overrides(context.args))
+    found = check_environment(make_tasks(own, split)[:limit], find_rewards(own), own.rollout)
+    table = Table("agent", "tasks", "success", "reward", "unscorable", "")
+    for one in found:
+        reward = "-" if one.reward is None else f"{one.reward:.3f}"
+        verdict = "ok" if one.is_sound else "WRONG"
+        table.add_row(one.agent, str(one.num_tasks), f"{one.success:.1%}", reward, str(one.num_missing), verdict)
+    Console().print(table)
+    if not all(one.is_sound for one in found):
+        stop("failed: the rewards pay for nothing, or not for the gold answer; see docs/rewards.md", 1)
+
+
 models = typer.Typer(
     help="Base models: the known names, fetching one, and how much of one is trained.", no_args_is_help=True
 )
@@ -186,6 +237,18 @@ def parameters(context: typer.Context, config: ConfigFiles = None) -> None:
     for policy, (trainable, total) in count_parameters(found.model, found.policies).items():
         table.add_row(policy, f"{trainable:,}", f"{total:,}", f"{100 * trainable / total:.4f}")
     Console().print(table)
+
+
+@app.command("grade")
+def grade_predictions(
+    file: Annotated[Path, typer.Argument(help="JSON lines: prediction, gold, mode (completion or answer).")],
+    out: Annotated[Path | None, typer.Option(help="Where the graded lines go; default: standard output.")] = None,
+) -> None:
+    """Are these answers right? The same lines with `correct` (true, false, or null: no score) and `reason`."""
+    from gruppo.rewards.grade import grade_file, summary
+
+    counts = grade_file(file, out)
+    print(summary(counts), file=sys.stderr)
 
 
 def run_training(files: list[Path], overrides: dict[str, str], out: Path, resume: bool) -> dict[str, Any]:

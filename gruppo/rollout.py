@@ -21,7 +21,7 @@ from pydantic import Field
 from gruppo.config import Config
 from gruppo.dispatch import Deadline, Dispatch, FreeRunning, Lockstep, RestingLoop
 from gruppo.errors import EngineError, RewardError, TeamError, ToolError, UserError
-from gruppo.rewards.rules import score_group
+from gruppo.rewards.rules import ask, is_async, score_group
 from gruppo.rewards.turns import score_turns
 from gruppo.teams.base import Cast, Ended, Role, Team, seed_of
 from gruppo.types import Completion, Engine, Episode, Group, Outcome, Request, Reward, Task, Tool, TurnReward
@@ -38,6 +38,9 @@ class RolloutConfig(Config):
     failed."""
     retries: int = Field(1, ge=0)
     """How often an episode that failed for an infrastructure reason is played again."""
+    max_judge_seconds: float = Field(600.0, gt=0)
+    """Deadline of an asynchronous reward function, such as a judge, for one group, its queues included; past it the
+    episodes of the group are judge_failed."""
     max_concurrent: int = Field(1024, ge=1)
     """Episodes in the air at once. In lockstep more are played in waves, so that batches don't depend on timing; in
     async mode one that ends makes room for the next."""
@@ -110,10 +113,10 @@ class Rollout:
             count += 1
             return dispatch.submit((*at, count), engine, request, deadline)
 
-        cast = Cast(episode, self.roles, self.tools, submit)
         deadline = Deadline(self.config.max_seconds)
         clock = asyncio.get_running_loop().time
         started = clock()
+        cast = Cast(episode, self.roles, self.tools, submit, started + self.config.max_seconds)
         try:
             async with deadline:
                 episode.answer = await self.team.play(task, cast)
@@ -130,6 +133,8 @@ class Rollout:
             raise
         except Exception as error:  # a team is foreign code: its failure is this episode's, not its siblings'
             episode.outcome, episode.error = Outcome.team_failed, f"{type(error).__name__}: {error}"
+        finally:
+            cast.close()
         episode.seconds = clock() - started
 
 
@@ -151,12 +156,13 @@ def stream_side_by_side(
     first = next(iter(rollouts.values()))
     faults = {label: Faults() for label in rollouts}
     with asyncio.Runner(loop_factory=RestingLoop) as runner:  # which ends all that still plays when it is left
-        ended: asyncio.Queue[Seat | None] = asyncio.Queue()
+        ended: asyncio.Queue[Handed | None] = asyncio.Queue()
         stage = Stage(first, seed, attempts, ended)
         playing = runner.get_loop().create_task(stage.play(seats(rollouts, tasks, attempts)))
         playing.add_done_callback(lambda _: ended.put_nowait(None))
-        while seat := runner.run(ended.get()) if ended.empty() else ended.get_nowait():
-            score_group(seat.rollout.rewards, seat.group)
+        while handed := runner.run(ended.get()) if ended.empty() else ended.get_nowait():
+            seat, asked = handed
+            score_group(seat.rollout.rewards, seat.group, asked)
             score_turns(seat.rollout.turn_rewards, seat.group)
             faults[seat.label].add(seat.group)
             yield seat.group
@@ -175,6 +181,10 @@ class Seat:
     at: tuple[int, int]
 
 
+Handed = tuple[Seat, Mapping[str, object]]
+"""A seat whose group is whole, and what its asynchronous reward functions said."""
+
+
 def seats(rollouts: Mapping[str, Rollout], tasks: Sequence[Task], attempts: int) -> Iterator[Seat]:
     """All episodes in order, each made when its turn comes."""
     number = 0
@@ -188,7 +198,7 @@ def seats(rollouts: Mapping[str, Rollout], tasks: Sequence[Task], attempts: int)
 class Stage:
     """Where episodes are played, a bounded number at once; seats whose groups are whole go into `ended`."""
 
-    def __init__(self, first: Rollout, seed: int, attempts: int, ended: asyncio.Queue[Seat | None]) -> None:
+    def __init__(self, first: Rollout, seed: int, attempts: int, ended: asyncio.Queue[Handed | None]) -> None:
         config, self._in_lockstep = first.config, first.config.mode == "lockstep"
         self._size, self._seed, self._attempts, self._ended = config.max_concurrent, seed, attempts, ended
         self._dispatch: Dispatch = (
@@ -196,17 +206,21 @@ class Stage:
             if self._in_lockstep
             else FreeRunning(first.engines, config.max_batch, first.calls)
         )
+        self._judging: list[asyncio.Task[None]] = []
 
     async def play(self, waiting: Iterator[Seat]) -> None:
         """Wave after wave in lockstep, else through a sliding window."""
-        if not self._in_lockstep:
+        if self._in_lockstep:
+            while wave := list(islice(waiting, self._size)):
+                await asyncio.gather(*map(self._play, wave))
+                for seat in wave:
+                    if seat.at[1] == self._attempts - 1:
+                        self._hand_out(seat)
+        else:
             await asyncio.gather(*(self._play_on(waiting) for _ in range(self._size)))
-            return
-        while wave := list(islice(waiting, self._size)):
-            await asyncio.gather(*map(self._play, wave))
-            for seat in wave:
-                if seat.at[1] == self._attempts - 1:
-                    self._hand_out(seat)
+        while self._judging:
+            await self._judging[0]
+            self._judging = [task for task in self._judging if not task.done()]
 
     async def _play_on(self, waiting: Iterator[Seat]) -> None:
         for seat in waiting:
@@ -218,8 +232,20 @@ class Stage:
         seat.group.episodes.append(await seat.rollout.play(self._dispatch, seat.at, self._seed, seat.group))
 
     def _hand_out(self, seat: Seat) -> None:
+        """At once, or when its judges have answered; they hold no other group up but, in lockstep, those behind it."""
         seat.group.episodes.sort(key=lambda episode: episode.attempt)
-        self._ended.put_nowait(seat)
+        self._judging = [task for task in self._judging if not task.done()]
+        before = self._judging[-1] if self._in_lockstep and self._judging else None
+        if before or any(is_async(function) for function, _ in seat.rollout.rewards.values()):
+            self._judging.append(asyncio.create_task(self._judge(seat, before)))
+        else:
+            self._ended.put_nowait((seat, {}))
+
+    async def _judge(self, seat: Seat, before: asyncio.Task[None] | None) -> None:
+        asked = await ask(seat.rollout.rewards, seat.group, seat.rollout.config.max_judge_seconds)
+        if before:  # lockstep hands out in the order of the tasks
+            await before
+        self._ended.put_nowait((seat, asked))
 
 
 class Faults:

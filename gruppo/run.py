@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from inspect import isfunction
 from pathlib import Path
 from typing import Literal
 
@@ -27,22 +26,23 @@ from gruppo.engines.prefix_cache import PrefixCache
 from gruppo.engines.scripted import ScriptedEngine
 from gruppo.errors import ConfigError, DataError, boundary
 from gruppo.rewards import REWARDS
+from gruppo.rewards.judge import JudgeConfig
+from gruppo.rewards.menu import RewardConfig, make_rewards
 from gruppo.rewards.rules import exact
 from gruppo.rewards.turns import TURN_REWARDS
 from gruppo.rollout import Rollout, RolloutConfig
 from gruppo.teams import TEAMS
 from gruppo.teams.base import Prompt, Role, Team
-from gruppo.teams.solo import SoloConfig
+from gruppo.teams.solo import Solo, SoloConfig
 from gruppo.teams.solver import SolverConfig
-from gruppo.tools.python import PythonTool
-from gruppo.tools.search import BM25Index, Passage
-from gruppo.tools.wikipedia import WikipediaTool
+from gruppo.tool_calls import OBSERVATIONS
+from gruppo.toolbox import ToolsConfig, close_tools, isolation_of, make_tools
 from gruppo.training.alarms import AlarmsConfig
 from gruppo.training.grpo import GRPOConfig
 from gruppo.training.learner import Learner
 from gruppo.training.model import ModelConfig, PolicyConfig
 from gruppo.training.sft import SFTConfig
-from gruppo.types import Engine, Reward, Sampling, Tool, TurnReward
+from gruppo.types import Engine, Reward, Sampling, TurnReward
 
 
 class TasksConfig(Config):
@@ -102,23 +102,6 @@ class RoleConfig(Config):
     """Replaces the team's user prompt; may hold the team's {fields}."""
 
 
-class ToolsConfig(Config):
-    """What the agents may call."""
-
-    names: list[str] = ["python", "wikipedia"]
-    """"python", "wikipedia", or your own: "file.py:name"."""
-    corpus: str = "world"
-    """What "wikipedia" searches: "world", a folder of texts, or a .jsonl of passages."""
-    passages: int = Field(1, ge=1)
-    """Passages that a search returns."""
-    python_seconds: float = Field(5.0, gt=0)
-    """Time limit of a piece of code."""
-    python_memory_mb: int = Field(512, ge=64)
-    """Memory limit of a piece of code."""
-    allow_network: bool = False
-    """Whether code may run where the network can't be shut."""
-
-
 class EvalConfig(Config):
     """Evaluation on the test split before, between and after."""
 
@@ -147,7 +130,9 @@ class RunConfig(Config):
     tasks: TasksConfig = TasksConfig()
     tools: ToolsConfig = ToolsConfig()
     rewards: dict[str, float] = {}
-    """Reward function -> weight: "exact", or your own: "file.py:name". Empty: exact."""
+    """Reward function -> weight: those of docs/rewards.md, as "exact", or your own: "file.py:name". Empty: exact."""
+    reward: RewardConfig = RewardConfig()
+    judge: JudgeConfig = JudgeConfig()
     rollout: RolloutConfig = RolloutConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     credit: CreditConfig = CreditConfig()
@@ -168,18 +153,17 @@ class Assembly:
     def close(self) -> None:
         """End the processes of the tools and of the learner."""
         self.learner.replicas.stop()
-        for tool in self.rollout.tools.values():
-            if isinstance(tool, PythonTool):
-                tool.close()
+        close_tools(self.rollout.tools.values())
 
 
 def assemble(config: RunConfig) -> Assembly:
     """Team, roles, tools, engines, rewards and learner. Raises ConfigError for what can't be put together."""
     team = make_team(config.team)
     roles = {name: make_role(config, team, name) for name in order(config.roles, team)}
-    tools = make_tools(config)
-    rewards = {name: (find_reward(name), weight) for name, weight in (config.rewards or {"exact": 1.0}).items()}
-    played = {role.policy for role in config.roles.values()} | {role.engine for role in config.roles.values()}
+    tools = make_tools(config.tools, config.engines, config.tasks.world_seed)
+    rewards = find_rewards(config)
+    played = {name for role in config.roles.values() for name in (role.policy, role.engine)}
+    played |= {config.judge.engine, config.tools.engine}
     for table, names in (("policies", config.policies), ("engines", config.engines)):
         if idle := set(names) - played:
             raise ConfigError(f"{table}.{min(idle)}: no role plays with it; name it in [roles] or leave it out")
@@ -196,8 +180,7 @@ def assemble(config: RunConfig) -> Assembly:
     of_turns = {name: (find_turn_reward(name), weight) for name, weight in config.credit.turn_rewards.items()}
     calls = {name: engine.max_concurrency for name, engine in config.engines.items()}
     rollout = Rollout(team, roles, engines, tools, rewards, config.rollout, of_turns, calls=calls)
-    isolation = "; ".join(tool.isolation for tool in tools.values() if isinstance(tool, PythonTool))
-    return Assembly(learner, rollout, isolation)
+    return Assembly(learner, rollout, isolation_of(tools.values()))
 
 
 def make_team(config: TeamConfig) -> Team:
@@ -215,13 +198,16 @@ def make_team(config: TeamConfig) -> Team:
     return team
 
 
-def find_reward(name: str) -> Reward:
-    """A built-in reward function, or the user's."""
-    if name in REWARDS:
-        return REWARDS[name]
-    if ":" not in name:
-        raise ConfigError(f"rewards.{name}: no such reward{suggest(name, REWARDS)}; your own is 'file.py:name'")
-    return load_object(name)
+def find_rewards(config: RunConfig) -> dict[str, tuple[Reward, float]]:
+    """Name -> reward function, built in or the user's, and its weight."""
+
+    def engine(name: str) -> tuple[Engine, str]:
+        if name not in config.engines:
+            raise ConfigError(f"judge.engine = {name!r}: no such entry in [engines]{suggest(name, config.engines)}")
+        own = config.engines[name]
+        return OpenAIEngine(own), f"{own.model} at {own.base_url}"
+
+    return make_rewards(config.rewards or {"exact": 1.0}, REWARDS, config.reward, config.judge, engine)
 
 
 def find_turn_reward(name: str) -> TurnReward:
@@ -260,41 +246,10 @@ def make_role(config: RunConfig, team: Team, name: str) -> Role:
     prompt = Prompt(
         prompt.user if role.user is None else role.user, prompt.system if role.system is None else role.system
     )
-    sampling = Sampling(role.temperature, role.top_p, role.max_tokens, tuple(role.stop))
+    # An agent alone may go on to answer its own calls: what it would make up is neither shown to it nor trained on.
+    forged = OBSERVATIONS if isinstance(team, Solo) and config.tools.names else ()
+    sampling = Sampling(role.temperature, role.top_p, role.max_tokens, (*role.stop, *forged))
     return Role(name, prompt, sampling, role.engine, role.policy, role.policy is not None and role.trained)
-
-
-def make_tools(config: RunConfig) -> dict[str, Tool]:
-    """The tools by name. Raises ConfigError for one that can't be found, ToolError if the sandbox can't be started."""
-    tools: dict[str, Tool] = {}
-    for name in config.tools.names:
-        if name == "python":
-            own = config.tools
-            tool: Tool = PythonTool(
-                seconds=own.python_seconds, memory_mb=own.python_memory_mb, allow_network=own.allow_network
-            )
-        elif name == "wikipedia":
-            tool = WikipediaTool(make_index(config), k=config.tools.passages)
-        elif ":" in name:
-            tool = load_object(name)
-            if isfunction(tool):
-                raise ConfigError(f"tools.names: {name!r} is a plain function; put @tool (gruppo.tools) above it")
-        else:
-            raise ConfigError(
-                f"tools.names: no tool {name!r}{suggest(name, ('python', 'wikipedia'))}; your own is 'file.py:name'"
-            )
-        tools[tool.name] = tool
-    return tools
-
-
-def make_index(config: RunConfig) -> BM25Index:
-    """The passages that "wikipedia" searches; each sentence of the world can be found on its own."""
-    corpus = config.tools.corpus
-    if corpus != "world":
-        return BM25Index.from_jsonl(Path(corpus)) if corpus.endswith(".jsonl") else BM25Index.from_folder(Path(corpus))
-    articles = build_world(config.tasks.world_seed).articles
-    told = [pair for article in articles for pair in zip(article.subjects, article.sentences, strict=True)]
-    return BM25Index([Passage(str(number), subject, sentence) for number, (subject, sentence) in enumerate(told)])
 
 
 def make_tasks(config: RunConfig, split: str) -> TaskSet:

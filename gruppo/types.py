@@ -5,7 +5,7 @@ Everything may import this module; it imports nothing of ours and does nothing. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -156,7 +156,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Score:
-    """A reward function's finite value, or the reason why there is none."""
+    """A reward function's finite value (the reason is then a note, "kind: words"), or the reason why there is none."""
 
     value: float | None
     reason: str = ""
@@ -222,6 +222,22 @@ class Engine(Protocol):
     async def generate(self, requests: Sequence[Request]) -> list[Completion]: ...
 
 
+@dataclass(frozen=True)
+class CallContext:
+    """Where a tool call comes from; it is not in the tool's schema, and no model writes it.
+
+    `episode` names one attempt, another one if it is played again; `deadline` is when that ends at the earliest, by the
+    clock of the running event loop, if it does; `at_end` takes what is to be done then.
+    """
+
+    task: str
+    episode: str
+    role: str
+    turn: int
+    deadline: float | None
+    at_end: Callable[[Callable[[], None]], None]
+
+
 class Tool(Protocol):
     """A named callable with a JSON schema. `call` checks its arguments and never raises for what the agent did."""
 
@@ -229,11 +245,15 @@ class Tool(Protocol):
     description: str
     schema: Mapping[str, Any]
 
-    async def call(self, arguments: Mapping[str, Any]) -> ToolResult: ...
+    async def call(self, arguments: Mapping[str, Any], context: CallContext | None = None) -> ToolResult: ...
 
 
 TurnReward = Callable[[Task, Episode], Sequence[float | None]]
 """A reward for turns: a task and one episode in, one finite number per turn out (None: this turn has none)."""
 
-Reward = Callable[[Task, Sequence[Episode]], Sequence[float | None]]
-"""A reward function: a task and its group's episodes in, one finite number per episode out (None: can't be scored)."""
+Values = Sequence[float | Score | None]
+Reward = Callable[[Task, Sequence[Episode]], Values | Awaitable[Values]]
+"""A reward function: a task and its group's episodes in, one finite number per episode out (None: can't be scored).
+
+A Score carries a note, or says that the judge failed. An async function is awaited on the rollout's loop.
+"""

@@ -1,8 +1,6 @@
-"""chat.py: exact ids, hostile contents, the template check, and what the parsers make of damaged replies."""
+"""chat.py: exact ids, hostile contents and the template check."""
 
 from __future__ import annotations
-
-import json
 
 import pytest
 from hypothesis import given, settings
@@ -11,13 +9,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from gruppo.chat import (
-    ToolCall,
     decode_action,
     encode_action,
     end_of_turn_ids,
     is_append_only,
-    parse_json,
-    parse_tool_calls,
     render,
 )
 from gruppo.errors import ConfigError
@@ -147,124 +142,3 @@ def test_a_template_set_later_is_seen_and_a_missing_one_is_named() -> None:
     tokenizer.chat_template = None
     with pytest.raises(ConfigError, match="no chat template"):
         render(tokenizer, [{"role": "user", "content": "q"}])
-
-
-def call(name: str, **arguments: object) -> ToolCall:
-    return ToolCall(name, arguments)
-
-
-WHOLE = '<tool_call>{"name": "search", "arguments": {"query": "x"}}</tool_call>'
-
-
-@pytest.mark.parametrize(
-    ("text", "calls"),
-    [
-        (WHOLE, [call("search", query="x")]),
-        (WHOLE + " and " + WHOLE, [call("search", query="x")] * 2),
-        ("no call", []),
-        (f"<think>{WHOLE}</think>done", []),
-        (f"{WHOLE}</think>done", []),
-        (f"<think>a</think>{WHOLE}", [call("search", query="x")]),
-        (WHOLE.removesuffix("</tool_call>"), [call("search", query="x")]),
-        (
-            '<tool_call>\n{"name": "a"}\n{"name": "b", "arguments": "{\\"k\\": 1}"}\n</tool_call>',
-            [call("a"), call("b", k=1)],
-        ),
-        ("<tool_call>{'name': 'a', 'arguments': {'q': 'it\\'s', 'k': 3}}</tool_call>", [call("a", q="it's", k=3)]),
-        (
-            '<tool_call>{"name": "a", "arguments": {"q": "x, y,", "ok": true,},}</tool_call>',
-            [call("a", q="x, y,", ok=True)],
-        ),
-        ('<tool_call>{"name": "a", "arguments": {"code": "for:\n\tx"}}</tool_call>', [call("a", code="for:\n\tx")]),
-        ('<tool_call>{"name": "a", "arguments": {"q": "z", \\n"k": 4\\n}}</tool_call>', [call("a", q="z", k=4)]),
-        (
-            '<tool_call>{"name": "a", "arguments": {"q": "say \\"hi\\", twice"}}</tool_call>',
-            [call("a", q='say "hi", twice')],
-        ),
-        (
-            '<tool_call>{"name": "a", "arguments": {"f": {"y": {"gte": 1}}}}</tool_call>',
-            [call("a", f={"y": {"gte": 1}})],
-        ),
-        (
-            '<tool_call>{"name": "a", "arguments": {"q": "\\ud83d\\ude80 \\ud83d"}}</tool_call>',
-            [call("a", q="🚀 \ufffd")],
-        ),
-        (  # a call quoted inside an argument is not a call
-            '<tool_call>{"name": "a", "arguments": {"q": "<tool_call>{\\"name\\": \\"rm\\"}</tool_call>"}}</tool_call>',
-            [call("a", q='<tool_call>{"name": "rm"}</tool_call>')],
-        ),
-    ],
-)
-def test_tool_calls(text: str, calls: list[ToolCall]) -> None:
-    assert parse_tool_calls(text) == (calls, [])
-
-
-@pytest.mark.parametrize(
-    ("text", "calls", "error"),
-    [
-        (f"<think>hm {WHOLE}", [], "unterminated reasoning"),
-        ('<tool_call>{"arguments": {"q": 1}}</tool_call>' + WHOLE, [call("search", query="x")], "missing name"),
-        ('<tool_call>{"name": "a", "arguments": [1]}</tool_call>', [], "a: arguments must be an object, got list"),
-        ('<tool_call>{"name": "python", "arguments": {"code": "rm -rf /tm', [], "neither closed nor whole"),
-        ("<tool_call>search for x</tool_call>" + WHOLE, [call("search", query="x")], "not a JSON object"),
-        ('<tool_call>{"name": "a", "arguments": {"x": NaN}}</tool_call>', [], "not JSON compliant"),
-        ("<tool_call></tool_call>", [], "empty"),
-        ("<tool_call>" + '{"a":' * 5000 + "</tool_call>", [], "nested deeper than 100"),
-        ("<tool_call>{x" + "y" * 100_000 + "</tool_call>", [], "the limit is 100000"),
-    ],
-)
-def test_broken_tool_calls_are_errors_and_spare_the_others(text: str, calls: list[ToolCall], error: str) -> None:
-    found, errors = parse_tool_calls(text)
-    assert found == calls
-    assert len(errors) == 1 and error in errors[0]
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    st.lists(
-        st.sampled_from(["<tool_call>", "</tool_call>", "{", "}", '"', "name", ":", "[", "<think>", "\\", "1", ","])
-    )
-)
-def test_parsers_never_crash(pieces: list[str]) -> None:
-    parse_tool_calls("".join(pieces))
-    try:
-        parse_json("".join(pieces), {"name": str})
-    except ValueError:
-        pass
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"answer": "a}", "score": 1, "extra": null}',
-        'Since {x} holds:\n```json\n{"answer": "a}", "score": 1.0}\n```\nthat is {it}.',
-        '<think>{"answer": "no", "score": 0}</think> {"answer": "a}", "score": 1}',
-        '{"draft": {}} then {"answer": "a}", "score": 1}',
-        "```\n{'answer': 'a}', 'score': 1,}\n```",
-        '{"answer": "a}", "score": 1, "tags": {"x": 1},}',
-        'code {x}: ```json\n{"answer": "a}", score: 1}\n```',
-    ],
-)
-def test_parse_json(text: str) -> None:
-    value = parse_json(text, {"answer": str, "score": float})
-    assert value == {"answer": "a}", "score": 1.0}
-    assert type(value["score"]) is float
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ('{"answer": "a"}', r"missing field 'score' \(float\)"),
-        ('{"answer": "a", "score": "high"}', "field 'score' must be float, got str 'high'"),
-        ('{"answer": "a", "score": true}', "field 'score' must be float, got bool"),
-        ('{"answer": "a", "tags": {"x": 1},}', "missing field 'score'"),
-        ("nothing here", "no JSON object"),
-        ("{}{" * 40_000, "the limit is 100000"),
-        ("{" * 1000, "nested deeper than 100"),
-        ("<think>{}", "unterminated reasoning"),
-        (json.dumps({"answer": "a", "score": float("inf")}), "not JSON compliant"),
-    ],
-)
-def test_parse_json_names_what_is_wrong(text: str, reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        parse_json(text, {"answer": str, "score": float})

@@ -18,7 +18,7 @@ from gruppo.rollout import Rollout, RolloutConfig
 from gruppo.teams.base import Cast, Ended, Prompt, Role, seed_of
 from gruppo.teams.solver import Solver, SolverConfig
 from gruppo.tools.base import tool
-from gruppo.types import Completion, Engine, Episode, Outcome, Request, Sampling, Task, Tool, ToolResult
+from gruppo.types import CallContext, Completion, Engine, Episode, Outcome, Request, Sampling, Task, Tool, ToolResult
 
 Fault = Callable[[Cast], Any]
 
@@ -69,7 +69,7 @@ class Echo:
     def __init__(self, seconds: Callable[[], float] = lambda: 0.0, faults: Mapping[str, list[Exception]] = {}) -> None:
         self.seconds, self.faults = seconds, faults
 
-    async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
+    async def call(self, arguments: Mapping[str, Any], context: CallContext | None = None) -> ToolResult:
         await asyncio.sleep(self.seconds())
         waiting = self.faults.get(arguments["text"].partition(":")[0])
         if waiting:

@@ -317,7 +317,7 @@ def test_the_single_agent_calls_tools_and_sees_their_results() -> None:
     assert '"name": "wikipedia"' in episode.turns[0].prompt
     second = episode.turns[1].prompt
     assert script[0] in second and second.endswith("tool: The mayor of Vael is Odo Brin.\ntool: ODO")
-    assert episode.turns[0].parsed["calls"][1] == {"name": "shout", "arguments": {"text": "odo"}}
+    assert episode.turns[0].parsed["calls"][1] == {"name": "shout", "arguments": {"text": "odo"}, "repaired": False}
 
 
 def test_a_broken_or_unknown_call_is_shown_to_the_agent() -> None:

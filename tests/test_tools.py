@@ -227,7 +227,7 @@ def test_in_process_tools() -> None:
 def test_a_worker_answers_is_reused_across_loops_and_runs_async_functions(tools: Any) -> None:
     assert call(tools.add, a=2) == ToolResult(True, "3")
     assert tools.add(2, b=5) == 7  # still the plain function
-    assert call(tools.add, a="2").error == "argument 'a' is '2', expected an integer"
+    assert call(tools.add, a="two").error == "argument 'a' is 'two', expected an integer"
     assert call(tools.slow_echo, text="né\n😀") == ToolResult(True, "né\n😀")
     assert call(tools.pid).output == call(tools.pid).output
 

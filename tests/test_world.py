@@ -14,9 +14,9 @@ from gruppo.engines.scripted import ScriptedEngine
 from gruppo.errors import DataError, UserError
 from gruppo.rewards import REWARDS
 from gruppo.rollout import Rollout, RolloutConfig
-from gruppo.run import RunConfig, make_index
 from gruppo.teams.base import Role
 from gruppo.teams.solver import Solver, SolverConfig
+from gruppo.toolbox import make_index
 from gruppo.tools.python import PythonTool
 from gruppo.tools.search import BM25Index
 from gruppo.tools.wikipedia import WikipediaTool
@@ -29,7 +29,7 @@ WORLDS = {seed: build_world(seed) for seed in SEEDS}
 
 @pytest.fixture(scope="module")
 def index() -> BM25Index:
-    return make_index(RunConfig())
+    return make_index("world", 0)
 
 
 @pytest.fixture(scope="module")

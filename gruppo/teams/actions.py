@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gruppo.chat import parse_json
+from gruppo.bounded_json import parse_json
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from gruppo.errors import TeamError, ToolError, boundary
 from gruppo.types import (
+    CallContext,
     Completion,
     Episode,
     Message,
@@ -142,9 +143,17 @@ class Cast:
     A team sets `outcome` when it ends otherwise than completed.
     """
 
-    def __init__(self, episode: Episode, roles: Mapping[str, Role], tools: Mapping[str, Tool], submit: Submit) -> None:
+    def __init__(
+        self,
+        episode: Episode,
+        roles: Mapping[str, Role],
+        tools: Mapping[str, Tool],
+        submit: Submit,
+        deadline: float | None = None,
+    ) -> None:
         self.tools, self.outcome = tools, Outcome.completed
-        self._episode = episode
+        self._episode, self._deadline = episode, deadline
+        self._endings: list[Callable[[], None]] = []
         self._agents = {name: Agent(role, episode, submit) for name, role in roles.items()}
 
     def __contains__(self, role: str) -> bool:
@@ -158,14 +167,26 @@ class Cast:
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> ToolResult:
         """Run a tool and record the event. An unknown tool is a result that says so."""
         started = time.monotonic()
+        turn = max(0, len(self._episode.turns) - 1)
         if tool in self.tools:
             with boundary(ToolError, f"tool {tool!r}"):
-                result = await self.tools[tool].call(arguments)
+                result = await self.tools[tool].call(arguments, self._context(turn))
         else:
             result = ToolResult(ok=False, error=f"no tool {tool!r}: use one of {', '.join(self.tools)}")
         seconds = time.monotonic() - started
-        self._episode.events.append(ToolEvent(max(0, len(self._episode.turns) - 1), tool, arguments, result, seconds))
+        self._episode.events.append(ToolEvent(turn, tool, arguments, result, seconds))
         return result
+
+    def _context(self, turn: int) -> CallContext:
+        episode = self._episode
+        role = episode.turns[turn].role if episode.turns else ""
+        name = f"{episode.group_id}/{episode.attempt}/{episode.retries}"
+        return CallContext(episode.task_id, name, role, turn, self._deadline, self._endings.append)
+
+    def close(self) -> None:
+        """Do what the tools have left for the end of the episode."""
+        while self._endings:
+            self._endings.pop()()
 
 
 class Team(Protocol):

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from gruppo.chat import ToolCall, parse_tool_calls
 from gruppo.config import Config
 from gruppo.teams.base import Action, Cast, Prompt
+from gruppo.tool_calls import ToolCall, cut_observation, parse_tool_calls
 from gruppo.types import Message, Outcome, Task, Tool
 
 SYSTEM = """You answer questions. Think as long as you need, then end with a line "Answer: ...", the answer alone."""
@@ -40,7 +40,7 @@ class Solo:
         messages = opening(cast["agent"].role.prompt, task, list(cast.tools.values()))
         for _ in range(self.config.max_turns):
             action: Action[Reply] = await cast["agent"].say(read_reply, messages)
-            messages.append({"role": "assistant", "content": action.text})
+            messages.append({"role": "assistant", "content": cut_observation(action.text)})
             if action.value is None:
                 messages.append({"role": "user", "content": f"Error: {action.error}"})
                 continue
@@ -65,7 +65,7 @@ def read_reply(text: str) -> Reply:
     """Raises ValueError if a tool call in the text is broken."""
     calls, errors = parse_tool_calls(text)
     if errors:
-        raise ValueError("; ".join(errors))
+        raise ValueError("; ".join(map(str, errors)))
     return Reply(calls, text.rpartition("Answer:")[2].strip())
 
 

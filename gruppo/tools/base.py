@@ -25,8 +25,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gruppo.errors import ToolError
-from gruppo.tools.schema import check_arguments, cut, schema_of
-from gruppo.types import ToolResult
+from gruppo.tools.schema import check_arguments, coerced, cut, schema_of
+from gruppo.types import CallContext, ToolResult
 
 MAX_OUTPUT = 3_500
 START_SECONDS = 60.0  # for a worker to import the tool's module and what that imports
@@ -94,8 +94,9 @@ class FunctionTool:
         """The plain function."""
         return self.function(*arguments, **keywords)
 
-    async def call(self, arguments: Mapping[str, Any]) -> ToolResult:
+    async def call(self, arguments: Mapping[str, Any], context: CallContext | None = None) -> ToolResult:
         """Run it with arguments as a model wrote them. Raises ToolError only if no worker process can be started."""
+        arguments = coerced(arguments, self.schema)
         if wrong := check_arguments(self.schema, arguments):
             return ToolResult(False, error=wrong)
         if self.in_process and inspect.iscoroutinefunction(self.function):

@@ -1,12 +1,14 @@
 """From a typed, documented Python function to the JSON schema that a model reads, and from a schema to argument checks.
 
-Pure: it calls nothing and converts nothing. `base.py` uses it to make tools.
+Pure: it calls nothing. `coerced` reads "5" as 5 where the schema asks for an integer; what does not fit after that is
+named by `check_arguments`. Of JSON Schema it knows what the types of Python say, and of a server's schema no more.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
+import math
 import re
 import types
 import typing
@@ -102,53 +104,106 @@ def expected(schema: Mapping[str, Any]) -> str:
     """The schema in words, for an error message."""
     if "enum" in schema:
         return "one of " + ", ".join(json.dumps(value) for value in schema["enum"])
-    if "anyOf" in schema:
-        return " or ".join(expected(option) for option in schema["anyOf"])
+    if options := _options(schema):
+        return " or ".join(expected(option) for option in options)
     if "items" in schema:
         return f"a list (each: {expected(schema['items'])})"
-    return NAMES[schema["type"]] if "type" in schema else "anything"
+    return NAMES.get(schema.get("type", ""), "anything")
 
 
 def fits(value: Any, schema: Mapping[str, Any]) -> bool:
     """Whether a JSON value is what the schema says; nothing is converted, except that an integer is a number."""
     if "enum" in schema:
         return any(value == option and type(value) is type(option) for option in schema["enum"])
-    if "anyOf" in schema:
-        return any(fits(value, option) for option in schema["anyOf"])
-    kinds: dict[str, Any] = {
-        "string": str,
-        "integer": int,
-        "number": (int, float),
-        "array": list,
-        "object": dict,
-        "null": type(None),
-    }
+    if options := _options(schema):
+        return any(fits(value, option) for option in options)
     kind = schema.get("type")
-    if kind is None:
+    if not isinstance(kind, str) or kind not in KINDS:
         return True
     if isinstance(value, bool) or kind == "boolean":
         return isinstance(value, bool) and kind == "boolean"
-    if not isinstance(value, kinds[kind]):
+    if not isinstance(value, KINDS[kind]):
         return False
     if kind == "array":
         return all(fits(item, schema.get("items", {})) for item in value)
     if kind == "object":
-        return all(isinstance(k, str) and fits(v, schema.get("additionalProperties", {})) for k, v in value.items())
+        return all(isinstance(key, str) for key in value) and not misfit(schema, value)
     return True
+
+
+KINDS: dict[str, Any] = {
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "array": list,
+    "object": dict,
+    "null": type(None),
+}
+
+
+def _options(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The members of a union, however it is written; empty if it is none."""
+    if isinstance(schema.get("type"), list):
+        return [{**schema, "type": kind} for kind in schema["type"]]
+    return list(schema.get("anyOf", schema.get("oneOf", ())))
+
+
+def _of_property(schema: Mapping[str, Any], key: str) -> Mapping[str, Any] | None:
+    """The schema of an object's property; None if it may not be there."""
+    others = schema.get("additionalProperties", True)
+    other = None if others is False else {} if others is True else others
+    return schema.get("properties", {}).get(key, other)
+
+
+def coerced(value: Any, schema: Mapping[str, Any]) -> Any:
+    """`value` read as the schema says where a text or number says just that: "5" as 5, "[1]" as a list, 2.0 as 2.
+
+    Whatever does not fit even then stays as it is. A number never becomes text, a value never a list of itself.
+    """
+    if isinstance(value, dict):
+        return {key: coerced(each, _of_property(schema, str(key)) or {}) for key, each in value.items()}
+    if isinstance(value, list) and not _options(schema):
+        return [coerced(each, schema.get("items", {})) for each in value]
+    if fits(value, schema):
+        return value
+    candidates = [coerced(value, option) for option in _options(schema)]
+    if isinstance(value, str):
+        read = _read(value)
+        candidates.append(coerced(read, schema) if isinstance(read, list | dict) else read)
+    elif isinstance(value, float) and value.is_integer():
+        candidates.append(int(value))
+    return next((found for found in candidates if found is not value and fits(found, schema)), value)
+
+
+def _read(text: str) -> Any:
+    """The JSON value that a short text is, in any case of true, false and null; the text itself if it is none."""
+    text = text.strip()
+    word = text.lower().replace("none", "null")
+    try:
+        value = json.loads(word if word in ("true", "false", "null") else text.removeprefix("+"), parse_constant=str)
+    except (ValueError, RecursionError):
+        return text
+    return text if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def check_arguments(schema: Mapping[str, Any], arguments: Any) -> str:
     """What is wrong with the arguments: which, its value, what is expected. Empty if nothing is."""
     if not isinstance(arguments, Mapping):
         return f"the arguments are {cut(repr(arguments), 200)}, expected an object"
-    properties = schema["properties"]
+    return misfit(schema, arguments)
+
+
+def misfit(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
+    """As `check_arguments`, for what is an object."""
+    properties = schema.get("properties", {})
     for key in arguments:
-        if key not in properties:
+        if _of_property(schema, key) is None:
             return f"unknown argument {cut(repr(key), 200)}, expected {', '.join(map(repr, properties)) or 'none'}"
-    for key in schema["required"]:
+    for key in schema.get("required", ()):
         if key not in arguments:
-            return f"argument {key!r} is missing, expected {expected(properties[key])}"
+            return f"argument {key!r} is missing, expected {expected(properties.get(key, {}))}"
     for key, value in arguments.items():
-        if not fits(value, properties[key]):
-            return f"argument {key!r} is {cut(repr(value), 200)}, expected {expected(properties[key])}"
+        if not fits(value, _of_property(schema, key) or {}):
+            return f"argument {key!r} is {cut(repr(value), 200)}, expected {expected(properties.get(key, {}))}"
     return ""

@@ -80,19 +80,33 @@ class BM25Index:
 
     def search(self, query: str, k: int = 1) -> list[Passage]:
         """The `k` best passages that hold any word of the query, best first, equals in the order of their ids."""
+        return [passage for passage, _ in self.scored(query, k)]
+
+    def scored(self, query: str, k: int = 1) -> list[tuple[Passage, float]]:
+        """As `search`, each with its BM25 score, which is above 0."""
         words = terms(query)
         return list(self._best(tuple(words), k)) if words and k >= 1 else []
+
+    def titled(self, title: str) -> list[Passage]:
+        """All passages of that very title, in the order of their ids."""
+        words = " ".join(f'"{word}"' for word in terms(title))
+        clause, values = ("passages MATCH ? AND ", (f"title : ({words})",)) if words else ("", ())
+        found = self._database.execute(
+            f"SELECT id, title, text FROM passages WHERE {clause}title = ? ORDER BY id", (*values, title)
+        )
+        return [Passage(*row) for row in found]
 
     def _remember(self) -> None:
         # The index never changes, and the attempts of a group ask the same things: a repeated search costs nothing.
         self._best = lru_cache(maxsize=65_536)(self._rank)
 
-    def _rank(self, words: tuple[str, ...], k: int) -> tuple[Passage, ...]:
+    def _rank(self, words: tuple[str, ...], k: int) -> tuple[tuple[Passage, float], ...]:
         found = self._database.execute(
-            "SELECT id, title, text FROM passages WHERE passages MATCH ? ORDER BY bm25(passages), id LIMIT ?",
+            "SELECT id, title, text, -bm25(passages) FROM passages WHERE passages MATCH ? ORDER BY bm25(passages), id"
+            " LIMIT ?",
             (" OR ".join(f'"{word}"' for word in words), k),
         )
-        return tuple(Passage(*row) for row in found)
+        return tuple((Passage(*row[:3]), row[3]) for row in found)
 
     def close(self) -> None:
         self._database.close()
