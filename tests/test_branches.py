@@ -32,7 +32,7 @@ def test_which_models_compute_branches() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "phi", "gemma2 full"])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     groups=st.lists(st.tuples(st.sampled_from(["q", "what is it", "a longer question, this one"]), st.integers(1, 4))),
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=7),

@@ -91,8 +91,7 @@ class PythonTool:
             return await self._call_in_session(code, context)
         async with self._slots.here():
             for _ in range(2):
-                sandbox = self._sandbox()
-                conversation = sandbox.open()
+                conversation = self._sandbox().open()
                 try:
                     reply = await conversation.ask(code)
                 finally:
@@ -100,7 +99,7 @@ class PythonTool:
                 if reply:
                     self._keep(reply)
                     return self._result(reply)
-                sandbox.end()  # dying, it may still look alive
+                await self._let_die()
         raise ToolError("the sandbox of the python tool died, and so did the one that replaced it")
 
     async def _call_in_session(self, code: bytes, context: CallContext | None) -> ToolResult:
@@ -121,6 +120,7 @@ class PythonTool:
                 if reply is None or reply.reason != "end":
                     self.end_session(key)
         if reply is None:
+            await self._let_die()
             raise ToolError("the sandbox of the python tool died, and with it a session")
         result = self._result(reply)
         if reply.reason == "end":
@@ -141,6 +141,13 @@ class PythonTool:
             self._sandboxes[-1].end()
             self._sandboxes.append(isolation.STARTS[self.level](self.level, self.limits))
         return self._sandboxes[-1]
+
+    async def _let_die(self) -> None:
+        """A sandbox that lost a call may be dying, and still look alive for a moment."""
+        for _ in range(20):
+            if not self._sandboxes or not self._sandboxes[-1].is_alive():
+                return
+            await asyncio.sleep(0.01)
 
     def _result(self, reply: Reply) -> ToolResult:
         limits = self.limits
