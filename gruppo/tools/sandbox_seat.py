@@ -110,8 +110,10 @@ class Seat:
 
 def open_group(parent: int, name: str, num_bytes: int) -> tuple[int, int]:
     """A memory group of our own in the folder `parent`: descriptors of its members and of its events."""
-    if name not in os.listdir(parent):
+    try:
         os.mkdir(name, dir_fd=parent)
+    except FileExistsError:  # of the slot's last one; a listing could miss it: `parent` is shared, with its position
+        pass
     folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=parent)
     files = os.listdir(folder)
     for file in ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.max", "memory.swap.max"):  # v1, v2
