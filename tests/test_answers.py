@@ -163,7 +163,7 @@ def test_what_is_extracted(completion: str, candidates: tuple[str, ...] | None) 
 def test_hostile_text_is_graded_in_time(name: str) -> None:
     began = time.process_time()  # no process is waited for, and the machine may be busy
     verdict = grade(*HOSTILE[name])
-    assert time.process_time() - began < 3
+    assert time.process_time() - began < 5
     if HOSTILE[name][1] != "3":  # in many of them a 3 can be found
         assert not verdict.correct
 
