@@ -16,7 +16,7 @@ test: $(VENV)/installed ## ruff and the fast tests
 	$(BIN)/python -m pytest -n 2
 
 test-all: $(VENV)/installed ## all tests, the slow ones too
-	$(BIN)/python -m pytest -n 2 -m "slow or not slow"
+	$(BIN)/python -m pytest -n 2 -m "slow or not slow" --hypothesis-profile searching
 
 parity: $(VENV)/installed ## our losses against TRL's, by running both
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[parity]"

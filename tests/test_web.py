@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from local_web import LocalWeb, serving
 
@@ -94,13 +94,17 @@ def test_addresses_that_are_not_asked(url: str) -> None:
     assert caught.value.code in (Refusal.address, Refusal.lookup), caught.value
 
 
+@example("0:1")
 @given(st.text(max_size=60))
 def test_any_address_is_asked_or_refused(text: str) -> None:
     fetcher = Fetcher(WebConfig(ports=[1]))
-    for url in (text, f"http://{text}", f"http://{text}/"):
-        with pytest.raises(FetchError) as caught:
-            fetcher._checked(url)
-        assert caught.value.code == Refusal.address
+    for url in (text, f"http://{text}", f"http://{text}/", f"http://{text}:1/"):
+        try:
+            place = fetcher._checked(url)
+        except FetchError as error:
+            assert error.code == Refusal.address
+        else:  # whether its host is public is seen at the look-up
+            assert place.scheme in ("http", "https") and place.host and not place.userinfo and place.port == 1
 
 
 def test_a_page_comes_with_where_it_came_from(web: LocalWeb, monkeypatch: pytest.MonkeyPatch) -> None:
