@@ -37,23 +37,33 @@ class Replicas:
     ) -> None:
         self.num = num
         self._state, self._adopt = state, adopt
-        self.number = 0  # which of the processes this is; 0 is the one that the others were forked from
+        self._is_busy = False
         self._hosts: list[Any] = []
+        self._endings: list[Callable[[], None]] = []
         self._replicas: list[_Replica] = []
 
-    def add(self, host: Any) -> None:
-        """An object that jobs run on. Replicas already running do not know it: they are started anew when needed."""
+    @property
+    def free(self) -> int:
+        """How many processes a job would have now: `num`, but inside a job its own alone."""
+        return 1 if self._is_busy else self.num
+
+    def add(self, host: Any, at_end: Callable[[], None] = lambda: None) -> None:
+        """An object that jobs run on; each replica calls `at_end` when it ends.
+
+        Replicas already running do not know it: they are started anew when needed.
+        """
         self.stop()
         self._hosts.append(host)
+        self._endings.append(at_end)
 
     def start(self) -> None:
         """Fork, if not done yet. What the jobs need must be there by now."""
         if not CAN_FORK or self._replicas:
             return
         context = multiprocessing.get_context("fork")
-        for number in range(1, self.num):
+        for _ in range(1, self.num):
             ours, theirs = context.Pipe()
-            process = context.Process(target=self._serve, args=(theirs, number), daemon=True)
+            process = context.Process(target=self._serve, args=(theirs,), daemon=True)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # threads at a fork: a replica touches none of them
                 process.start()
@@ -68,11 +78,11 @@ class Replicas:
         self._replicas = []
 
     def map(self, job: Callable[..., Any], host: Any, shares: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """`job(host, *share)` for each of at most `num` shares, side by side; the results in their order.
+        """`job(host, *share)` for each of at most `free` shares, side by side; the results in their order.
 
         `job` is a function that can be imported. Raises what a job raised, EngineError for a replica that died.
         """
-        assert len(shares) <= self.num
+        assert len(shares) <= self.free
         if len(shares) > 1:
             self.start()
         place = next(place for place, own in enumerate(self._hosts) if own is host)
@@ -80,7 +90,11 @@ class Replicas:
         state = self._state() if helped else None
         for replica, share in helped:
             self._send(replica, (state, place, job, share))
-        outcomes = [_outcome(job, host, share) for share in (shares[:1] if helped else shares)]
+        was_busy, self._is_busy = self._is_busy, True
+        try:
+            outcomes = [_outcome(job, host, share) for share in (shares[:1] if helped else shares)]
+        finally:
+            self._is_busy = was_busy
         outcomes += [self._receive(replica) for replica, _ in helped]  # all of them, or the next answers would be late
         for outcome in outcomes:
             if isinstance(outcome, _Failed):
@@ -102,23 +116,24 @@ class Replicas:
             code = replica.process.exitcode
             return _Failed(EngineError(f"a replica died (exit code {code}); if memory is short, lower model.processes"))
 
-    def _serve(self, connection: Connection, number: int) -> None:
+    def _serve(self, connection: Connection) -> None:
         """The life of a replica: jobs until the other end closes."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process decides what an interrupt ends
         # What was open at the fork belongs to the first process: locks, pipes of tools, the other replicas' ends.
         os.closerange(3, connection.fileno())
         os.closerange(connection.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
-        self.number, self._replicas = number, []
-        while True:
-            try:
+        self._is_busy, self._replicas = True, []
+        try:
+            while True:
                 state, place, job, share = connection.recv()
-            except EOFError:
-                return
-            self._adopt(state)
-            outcome = _outcome(job, self._hosts[place], share)
-            if isinstance(outcome, _Failed) and not isinstance(outcome.error, GruppoError):
-                outcome = _Failed(RuntimeError(f"{type(outcome.error).__name__}: {outcome.error}"))  # sure to travel
-            connection.send(outcome)
+                self._adopt(state)
+                outcome = _outcome(job, self._hosts[place], share)
+                if isinstance(outcome, _Failed) and not isinstance(outcome.error, GruppoError):
+                    outcome = _Failed(RuntimeError(f"{type(outcome.error).__name__}: {outcome.error}"))  # can travel
+                connection.send(outcome)
+        except (EOFError, ConnectionError):  # the other end is gone
+            for at_end in self._endings:
+                at_end()
 
 
 @dataclass(frozen=True)

@@ -48,12 +48,23 @@ class RolloutConfig(Config):
     """Requests in one call to an engine. A smaller call answers sooner, which only async mode can make use of."""
 
 
+Called = tuple[str, Task]
+"""A task that is to be played, with a name of its own among all that are."""
+
+Handed = tuple[str, Group, Mapping[str, object]]
+"""A group that is whole, its label first, and what its asynchronous reward functions said."""
+
+Troupe = Callable[["Mapping[str, Rollout]", Sequence[Called], int, int], Iterable[Handed]]
+"""Plays as `played` does, which is one."""
+
+
 @dataclass(frozen=True)
 class Rollout:
     """Everything that plays: the team, its roles, their engines and tools, and the rewards that score it.
 
     `calls` says, for async mode, how many calls an engine takes at once; 1 where none is given, and above 1 every
-    request is a call of its own (a server, which batches by itself).
+    request is a call of its own (a server, which batches by itself). `troupe` plays what is collected, in several
+    processes; None: all is played in this one.
     """
 
     team: Team
@@ -65,6 +76,7 @@ class Rollout:
     turn_rewards: Mapping[str, tuple[TurnReward, float]] = field(default_factory=dict)
     on_episode: Callable[[Episode], None] = lambda episode: None
     calls: Mapping[str, int] = field(default_factory=dict)
+    troupe: Troupe | None = None
 
     def at_temperature(self, temperature: float) -> Rollout:
         """The same, the roles that a policy plays sampling at another temperature, whether they are trained or not."""
@@ -143,32 +155,45 @@ def collect_side_by_side(
 ) -> dict[str, list[Group]]:
     """As `collect` for several rollouts by label, all at once: what they ask alike is computed once.
 
-    They share the engines and the limits of the first.
+    They share the engines, the limits and the troupe of the first.
     """
-    found = {group.id: group for group in stream_side_by_side(rollouts, tasks, attempts, seed)}
-    return {label: [found[id_] for id_ in group_ids(tasks, label)] for label in rollouts}
+    troupe = next(iter(rollouts.values())).troupe or played
+    called = called_up(tasks)
+    found = {group.id: group for group in scored(rollouts, troupe(rollouts, called, attempts, seed))}
+    return {label: [found[group_id(label, name)] for name, _ in called] for label in rollouts}
 
 
 def stream_side_by_side(
     rollouts: Mapping[str, Rollout], tasks: Sequence[Task], attempts: int, seed: int
 ) -> Iterator[Group]:
     """As `stream` for several rollouts by label."""
-    first = next(iter(rollouts.values()))
+    return scored(rollouts, played(rollouts, called_up(tasks), attempts, seed))
+
+
+def scored(rollouts: Mapping[str, Rollout], handed: Iterable[Handed]) -> Iterator[Group]:
+    """What was handed out, with its rewards. Raises, in the end, what `collect` raises."""
     faults = {label: Faults() for label in rollouts}
+    for label, group, asked in handed:
+        score_group(rollouts[label].rewards, group, asked)
+        score_turns(rollouts[label].turn_rewards, group)
+        faults[label].add(group)
+        yield group
+    for label, rollout in rollouts.items():
+        faults[label].check(rollout.rewards)
+
+
+def played(rollouts: Mapping[str, Rollout], tasks: Sequence[Called], attempts: int, seed: int) -> Iterator[Handed]:
+    """The groups of tasks and labels as they end, played in this process and not yet scored."""
+    first = next(iter(rollouts.values()))
     with asyncio.Runner(loop_factory=RestingLoop) as runner:  # which ends all that still plays when it is left
-        ended: asyncio.Queue[Handed | None] = asyncio.Queue()
+        ended: asyncio.Queue[tuple[Seat, Mapping[str, object]] | None] = asyncio.Queue()
         stage = Stage(first, seed, attempts, ended)
         playing = runner.get_loop().create_task(stage.play(seats(rollouts, tasks, attempts)))
         playing.add_done_callback(lambda _: ended.put_nowait(None))
         while handed := runner.run(ended.get()) if ended.empty() else ended.get_nowait():
             seat, asked = handed
-            score_group(seat.rollout.rewards, seat.group, asked)
-            score_turns(seat.rollout.turn_rewards, seat.group)
-            faults[seat.label].add(seat.group)
-            yield seat.group
+            yield seat.label, seat.group, asked
         playing.result()
-    for label, rollout in rollouts.items():
-        faults[label].check(rollout.rewards)
 
 
 @dataclass(frozen=True)
@@ -181,16 +206,12 @@ class Seat:
     at: tuple[int, int]
 
 
-Handed = tuple[Seat, Mapping[str, object]]
-"""A seat whose group is whole, and what its asynchronous reward functions said."""
-
-
-def seats(rollouts: Mapping[str, Rollout], tasks: Sequence[Task], attempts: int) -> Iterator[Seat]:
+def seats(rollouts: Mapping[str, Rollout], tasks: Sequence[Called], attempts: int) -> Iterator[Seat]:
     """All episodes in order, each made when its turn comes."""
     number = 0
     for label, rollout in rollouts.items():
-        for id_, task in zip(group_ids(tasks, label), tasks, strict=True):
-            group = Group(id_, task, [])
+        for name, task in tasks:
+            group = Group(group_id(label, name), task, [])
             yield from (Seat(label, rollout, group, (number, attempt)) for attempt in range(attempts))
             number += 1
 
@@ -198,7 +219,13 @@ def seats(rollouts: Mapping[str, Rollout], tasks: Sequence[Task], attempts: int)
 class Stage:
     """Where episodes are played, a bounded number at once; seats whose groups are whole go into `ended`."""
 
-    def __init__(self, first: Rollout, seed: int, attempts: int, ended: asyncio.Queue[Handed | None]) -> None:
+    def __init__(
+        self,
+        first: Rollout,
+        seed: int,
+        attempts: int,
+        ended: asyncio.Queue[tuple[Seat, Mapping[str, object]] | None],
+    ) -> None:
         config, self._in_lockstep = first.config, first.config.mode == "lockstep"
         self._size, self._seed, self._attempts, self._ended = config.max_concurrent, seed, attempts, ended
         self._dispatch: Dispatch = (
@@ -283,11 +310,16 @@ class Faults:
                 )
 
 
-def group_ids(tasks: Sequence[Task], label: str) -> list[str]:
-    """One id per task; a task that comes again gets a number, and with it draws of its own."""
+def called_up(tasks: Sequence[Task]) -> list[Called]:
+    """Each task with its name; one that comes again gets a number, and with it draws of its own."""
     seen: Counter[str] = Counter()
-    ids = []
+    called = []
     for task in tasks:
         seen[task.id] += 1
-        ids.append(f"{label}/{task.id}" + (f"#{seen[task.id]}" if seen[task.id] > 1 else ""))
-    return ids
+        called.append((task.id + (f"#{seen[task.id]}" if seen[task.id] > 1 else ""), task))
+    return called
+
+
+def group_id(label: str, name: str) -> str:
+    """The id of the group that plays a called-up task under a label."""
+    return f"{label}/{name}"

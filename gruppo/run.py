@@ -28,7 +28,7 @@ from gruppo.errors import ConfigError, DataError, boundary
 from gruppo.rewards import REWARDS
 from gruppo.rewards.judge import JudgeConfig
 from gruppo.rewards.menu import RewardConfig, make_rewards
-from gruppo.rewards.rules import exact
+from gruppo.rewards.rules import exact, is_async
 from gruppo.rewards.turns import TURN_REWARDS
 from gruppo.rollout import Rollout, RolloutConfig
 from gruppo.teams import TEAMS
@@ -36,12 +36,13 @@ from gruppo.teams.base import Prompt, Role, Team
 from gruppo.teams.solo import Solo, SoloConfig
 from gruppo.teams.solver import SolverConfig
 from gruppo.tool_calls import OBSERVATIONS
-from gruppo.toolbox import ToolsConfig, close_tools, isolation_of, make_tools
+from gruppo.toolbox import ToolsConfig, can_renew, close_tools, isolation_of, make_tools, renew
 from gruppo.training.alarms import AlarmsConfig
 from gruppo.training.grpo import GRPOConfig
 from gruppo.training.learner import Learner
 from gruppo.training.model import ModelConfig, PolicyConfig
 from gruppo.training.sft import SFTConfig
+from gruppo.troupe import Troupe
 from gruppo.types import Engine, Reward, Sampling, TurnReward
 
 
@@ -180,7 +181,17 @@ def assemble(config: RunConfig) -> Assembly:
     of_turns = {name: (find_turn_reward(name), weight) for name, weight in config.credit.turn_rewards.items()}
     calls = {name: engine.max_concurrency for name, engine in config.engines.items()}
     rollout = Rollout(team, roles, engines, tools, rewards, config.rollout, of_turns, calls=calls)
+    if can_play_apart(config, rollout):
+        rollout = replace(rollout, troupe=Troupe(rollout, learner.replicas, partial(renew, config.tools), close_tools))
     return Assembly(learner, rollout, isolation_of(tools.values()))
+
+
+def can_play_apart(config: RunConfig, rollout: Rollout) -> bool:
+    """Whether several processes may play whole episodes, not only sample: none would miss what another does."""
+    ours = config.team.program in TEAMS and can_renew(rollout.tools.values())
+    here = {role.engine for role in rollout.roles.values()} == {"local"}
+    waits = config.rollout.mode == "async" or any(is_async(function) for function, _ in rollout.rewards.values())
+    return config.model.processes > 1 and ours and here and not waits
 
 
 def make_team(config: TeamConfig) -> Team:
@@ -291,7 +302,7 @@ def demonstrate(config: RunConfig, assembly: Assembly, chosen: TaskSet) -> dict[
         render=lambda messages: render(tokenizer, messages),
     )
     roles = {name: replace(role, engine="gold") for name, role in assembly.rollout.roles.items()}
-    rollout = replace(assembly.rollout, roles=roles, engines={"gold": gold})
+    rollout = replace(assembly.rollout, roles=roles, engines={"gold": gold}, troupe=None)
     rows: dict[str, list[Row]] = {}
     for group in rollout.collect(chosen, 1, config.seed, "demonstrations"):
         (episode,) = group.episodes

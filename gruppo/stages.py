@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from gruppo.config import dump, load
-from gruppo.data.base import TaskSet
+from gruppo.data.base import TaskSet, family_of
 from gruppo.errors import CheckpointError, ConfigError, StoreError, boundary
-from gruppo.evaluation.evaluate import evaluate, family_of
+from gruppo.evaluation.evaluate import evaluate
 from gruppo.evaluation.metrics import compare, rollout_metrics, solved, summarise
 from gruppo.evaluation.report import Example, ReportData, Stage, write_report
 from gruppo.evaluation.wording import points

@@ -6,6 +6,7 @@ What a tool does is in `tools/`; this file alone knows them all, and what they n
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from inspect import isfunction
 from pathlib import Path
@@ -125,6 +126,26 @@ def close_tools(tools: Iterable[Tool]) -> None:
         runner = tool.python if isinstance(tool, CoderTool) else tool
         if isinstance(runner, PythonTool | WebTool | MCPTool | FunctionTool):
             runner.close()
+
+
+def can_renew(tools: Iterable[Tool]) -> bool:
+    """Whether a forked process can have tools of its own in place of these."""
+    return all(isinstance(tool, PythonTool | WikipediaTool) or _has_processes(tool) for tool in tools)
+
+
+def renew(config: ToolsConfig, tools: Mapping[str, Tool]) -> dict[str, Tool]:
+    """The same tools, without the processes that belong to the process that this one was forked from."""
+    found = dict(tools)
+    for name, tool in tools.items():
+        if isinstance(tool, PythonTool):
+            found[name] = make_python(config.model_copy(update={"level": tool.level}))
+        elif isinstance(tool, FunctionTool):
+            found[name] = replace(tool)
+    return found
+
+
+def _has_processes(tool: Tool) -> bool:
+    return isinstance(tool, FunctionTool) and not tool.in_process
 
 
 def isolation_of(tools: Iterable[Tool]) -> str:

@@ -16,7 +16,7 @@ MODULES = {
 }
 LAYERS = """types errors | config log chat bounded_json episodes prefix_tree replicas
     | store weights tool_calls code_blocks
-    | data tools engines rewards algorithms | teams toolbox | dispatch | rollout | training evaluation
+    | data tools engines rewards algorithms | teams toolbox | dispatch | rollout | troupe training evaluation
     | run | stages | cli | __main__"""
 LEVEL = {name: level for level, names in enumerate(LAYERS.split("|")) for name in names.split()}
 TORCH = re.compile(

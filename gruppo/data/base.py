@@ -78,6 +78,11 @@ class TaskSet(Sequence[Task]):
         return draw(self._tasks, step, size, seed)
 
 
+def family_of(task: Task) -> str:
+    """The family that the task file gives, else its source."""
+    return str(task.extra_info.get("family") or task.source or "all")
+
+
 def draw(items: Sequence[T], step: int, size: int, seed: object) -> list[T]:
     """The `size` items of `step` (from 0), epoch by epoch, each epoch in its own order; a function of its arguments."""
     if step < 0 or size < 1:

@@ -64,8 +64,7 @@ class LocalEngine:
         self._period, self._homes = 0, dict[Home, int]()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.end_ids = end_of_turn_ids(tokenizer, model.generation_config)
-        # One thread: calls queue up instead of switching adapters under one another, and the event loop stays free.
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="local-engine")
+        self._worker = _one_thread()
 
     async def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """As `sample`, without blocking the event loop. Concurrent calls run one after the other.
@@ -75,7 +74,8 @@ class LocalEngine:
         """
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
-            self._loop = loop
+            self._worker.shutdown(wait=True)
+            self._loop, self._worker = loop, _one_thread()  # another one: a forked process has none of the threads
             self._worker.submit(self.forget)
         return await loop.run_in_executor(self._worker, self.sample, requests)
 
@@ -95,7 +95,7 @@ class LocalEngine:
             rows = self._render(requests)
             done = {row.index: self._overflow(row) for row in rows if not self._fits(row)}
             homes = self._homes if self.caches[0].max_bytes else None
-            shares = _shares([row for row in rows if row.index not in done], self.replicas.num, homes)
+            shares = _shares([row for row in rows if row.index not in done], self.replicas.free, homes)
             jobs = [(share, number, self._period) for number, share in enumerate(shares)]
             for sampled in self.replicas.map(LocalEngine._sample_share, self, jobs):
                 done |= {index: self._completion(rows[index], found) for index, found in sampled.items()}
@@ -146,6 +146,11 @@ class LocalEngine:
         stop = StopReason.stop if stopped or ids[-1] in self.end_ids else StopReason.length
         version = self.version(row.request.policy)
         return Completion(row.prompt, row.prompt_ids, ids, logprobs, text, stop, version, seconds)
+
+
+def _one_thread() -> ThreadPoolExecutor:
+    # One: calls queue up instead of switching adapters under one another, and the event loop stays free.
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="local-engine")
 
 
 def _shares(rows: Sequence[Prompted], num: int, homes: dict[Home, int] | None = None) -> list[list[Prompted]]:

@@ -8,7 +8,7 @@ from gruppo.config import suggest
 from gruppo.data.base import TaskSet
 from gruppo.errors import ConfigError
 from gruppo.rollout import Rollout, collect_side_by_side
-from gruppo.types import Group, Task
+from gruppo.types import Group
 
 MODES: Mapping[str, float] = {"greedy": 0.0, "sampled": 1.0}
 """Name -> temperature of the roles that a policy plays."""
@@ -21,8 +21,3 @@ def evaluate(rollout: Rollout, tasks: TaskSet, modes: Sequence[str], attempts: i
             raise ConfigError(f"mode {mode!r}: no such mode{suggest(mode, MODES)}")
     rollouts = {f"eval-{mode}": rollout.at_temperature(MODES[mode]) for mode in modes}
     return dict(zip(modes, collect_side_by_side(rollouts, tasks, attempts, seed=0).values(), strict=True))
-
-
-def family_of(task: Task) -> str:
-    """The family that the task file gives, else its source."""
-    return str(task.extra_info.get("family") or task.source or "all")

@@ -24,6 +24,7 @@ from gruppo.log import Log
 from gruppo.rollout import Rollout
 from gruppo.store import Checkpoint, Run
 from gruppo.training.alarms import Alarms, AlarmsConfig
+from gruppo.training.curriculum import Curriculum, Kind
 from gruppo.training.learner import Learner
 from gruppo.training.sampling import collect, kl_penalties
 from gruppo.training.update import Coefficients, Step, adapted, update
@@ -41,6 +42,9 @@ class GRPOConfig(Config):
     """Training ends with the step that reaches this many episodes, whatever `steps` says; 0: no such limit."""
     families: list[str] = []
     """Question families that tasks are taken from; empty: all."""
+    curriculum: Kind = "none"
+    """"none": every task comes as often as any other. "signal": a step's tasks are dealt to the families by the chance
+    that a group of theirs holds both successes and failures, as far as the last steps tell."""
     tasks_per_step: int = Field(16, ge=1)
     """Groups per step."""
     attempts: int = Field(8, ge=2)
@@ -91,12 +95,13 @@ def grpo(parts: Parts, config: GRPOConfig) -> None:
     run, learner, algorithm = parts.run, parts.learner, parts.algorithm
     size, whole = (config.tasks_per_step, config.attempts), algorithm.ratio_level.startswith("sequence")
     (start, episodes), idle = begin(parts), 0
+    tasks = Curriculum(config.curriculum, parts.tasks, config.attempts, grpo_records(run))
     with parts.log.progress("grpo", config.steps, start) as progress:
         for step in range(start, config.steps):
             if config.episodes and episodes >= config.episodes:
                 break
             started = time.monotonic()
-            played, kept, greedy = collect(parts.rollout, parts.tasks, algorithm, step, size, parts.seed)
+            played, kept, greedy = collect(parts.rollout, tasks, algorithm, step, size, parts.seed)
             record: dict[str, Any] = {"stage": "grpo", "step": step + 1, **parts.measure(played)}
             record["seconds/rollout"] = time.monotonic() - started
 
@@ -125,6 +130,7 @@ def grpo(parts: Parts, config: GRPOConfig) -> None:
                 record |= parts.evaluate(step + 1)
             stop = obey(parts, record, undo)
             run.append_metrics(record)
+            tasks.observe(record)
             episodes += int(record["episodes"])
             last = step + 1 == config.steps or episodes >= config.episodes > 0
             if (step + 1) % config.save_every == 0 or last or stop:
@@ -137,6 +143,11 @@ def grpo(parts: Parts, config: GRPOConfig) -> None:
                 reward_mean=record.get("reward/mean"),
                 reward_std=record.get("reward/std"),
             )
+
+
+def grpo_records(run: Run) -> list[dict[str, Any]]:
+    """The metrics of the steps done."""
+    return [record for record in run.read_metrics() if record.get("stage") == "grpo"]
 
 
 def rate_at(step: int, config: GRPOConfig) -> float:
@@ -237,7 +248,7 @@ def begin(parts: Parts) -> tuple[int, int]:
     if checkpoint.state["tasks"] != parts.tasks.fingerprint:
         raise CheckpointError(f"{checkpoint.path}: was trained on other tasks; start a new run with --out")
     run.truncate_metrics(lambda record: record.get("stage") != "grpo" or record["step"] <= checkpoint.step)
-    done = [record for record in run.read_metrics() if record.get("stage") == "grpo"]
+    done = grpo_records(run)
     parts.alarms.replay(done)
     return checkpoint.step, sum(int(record["episodes"]) for record in done)
 

@@ -66,7 +66,7 @@ class Learner:
         self._optimizers: dict[str, torch.optim.AdamW] = {}
         # How often a policy's weights have changed here, whatever changed them: unlike a version it never goes back.
         self._changes = dict.fromkeys(policies, 0)
-        self.replicas = Replicas(model.processes, lambda: self._changes, self._changes.update)
+        self.replicas = Replicas(model.processes, lambda: (self._changes, self.versions), self._adopt)
         self.replicas.add(self)
         trained = {policy: list(self.parameters(policy).values()) for policy in policies}
         self.rooms = {policy: shared(own, model.processes) for policy, own in trained.items()}
@@ -225,6 +225,11 @@ class Learner:
         results = self.replicas.map(apart, self, [(job, policy, number, *share) for number, share in enumerate(shares)])
         add_up(self.parameters(policy).values(), self.rooms.get(policy, [])[: len(shares) - 1])
         return results
+
+    def _adopt(self, state: tuple[dict[str, int], dict[str, int]]) -> None:
+        changes, versions = state
+        self._changes.update(changes)
+        self.versions.update(versions)
 
     def _changed(self, *policies: str) -> None:
         for policy in policies:

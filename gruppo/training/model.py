@@ -50,7 +50,8 @@ class ModelConfig(Config):
     threads: int = Field(0, ge=0)
     """Torch threads; 0 leaves torch's choice. Bit-identical resume needs the same number."""
     processes: int = Field(1, ge=1)
-    """Processes that sample and learn side by side, one thread each: for models too small for threads to help."""
+    """Processes that play and learn side by side, one thread each: for models too small for threads to help. Built-in
+    teams on the local engine play whole episodes apart; of others, and in async mode, only the sampling is shared."""
     cache_mb: int = Field(0, ge=0)
     """Memory of each process for key-values of earlier turns, for prompts that begin like them; 0: none are kept."""
     allow_download: bool = False

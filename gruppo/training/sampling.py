@@ -15,8 +15,8 @@ import torch
 from gruppo.algorithms import KLS, NEEDS_GREEDY, AlgorithmConfig
 from gruppo.algorithms.advantages import has_signal
 from gruppo.algorithms.batching import collate, microbatches, row_of
-from gruppo.data.base import TaskSet
 from gruppo.rollout import Rollout
+from gruppo.training.curriculum import Curriculum
 from gruppo.training.learner import Learner
 from gruppo.types import Group
 
@@ -24,12 +24,12 @@ Key = Hashable  # (group id, attempt, role)
 
 
 def collect(
-    rollout: Rollout, tasks: TaskSet, algorithm: AlgorithmConfig, step: int, size: tuple[int, int], seed: int
+    rollout: Rollout, tasks: Curriculum, algorithm: AlgorithmConfig, step: int, size: tuple[int, int], seed: int
 ) -> tuple[list[Group], list[Group], dict[str, float]]:
     """Groups of a step (from 0): all that were played, those kept, and the reward of each group's greedy episode.
 
     `size` is (groups, attempts). At most `max_rounds` rounds, each with other tasks; a round's tasks are a function of
-    (seed, step, round). What is still missing after the last round is missing.
+    (seed, step, round) and of what the curriculum has seen. What is still missing after the last round is missing.
     """
     num_tasks, attempts = size
     played: list[Group] = []
