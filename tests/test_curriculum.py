@@ -37,10 +37,17 @@ def test_families_with_a_signal_get_the_tasks() -> None:
     curriculum = Curriculum("signal", TASKS, 8)
     assert counts(curriculum, 0) == {"easy": 4, "hard": 4, "new": 4}
     curriculum.observe({"success_of/easy": 1.0, "success_of/hard": 0.4})
-    # 1 - (1/32)^8 - (31/32)^8 = 0.2243 for easy, 1 - 0.4^8 - 0.6^8 = 0.9825 for hard, 1 - 2/2^8 = 0.9922 for new
-    assert counts(curriculum, 1) == {"easy": 1, "hard": 5, "new": 6}
+    # 1 - (1/8)^8 - (7/8)^8 = 0.656 for easy, 1 - 0.4^8 - 0.6^8 = 0.983 for hard, 1 - 2/2^8 = 0.992 for new
+    assert counts(curriculum, 1) == {"easy": 3, "hard": 4, "new": 5}
     curriculum.observe({"success_of/easy": 0.0})  # the rate of easy is now 0.5
     assert counts(curriculum, 1) == {"easy": 4, "hard": 4, "new": 4}
+
+
+def test_families_that_fail_get_the_tasks() -> None:
+    curriculum = Curriculum("failures", TASKS, 8, [{"success_of/easy": 1.0, "success_of/hard": 0.0}])
+    assert counts(curriculum, 1) == {"easy": 1, "hard": 7, "new": 4}  # weights 1/8, 7/8, 1/2
+    curriculum.observe({"success_of/hard": 1.0})  # now at a half
+    assert counts(curriculum, 1, size=9) == {"easy": 1, "hard": 4, "new": 4}
 
 
 def test_a_batch_is_a_function_of_what_was_seen_and_not_ordered_by_family() -> None:
@@ -64,17 +71,18 @@ def test_shares_add_up_and_are_within_one_of_exact(size: int, weights: list[floa
 
 @pytest.mark.parametrize("stop_after", [1, 2])
 def test_a_resumed_run_deals_the_same_tasks(tmp_path: Path, stop_after: int) -> None:
-    settings = {"train__curriculum": "signal", "tasks__families": '["lookup", "compute"]', "train__save_every": "1"}
+    settings = {"train__curriculum": "failures", "train__tasks_per_step": "4", "train__save_every": "1"}
+    settings["tasks__families"] = '["lookup", "compute"]'
     config = config_of(tmp_path, **settings, train__steps="3")
 
     def asked(out: str, steps: int, resume: bool = False) -> list[list[str]]:
         with parts_of(config, tmp_path / out, resume=resume) as parts:
-            measure = {"success_of/lookup": 0.5, "success_of/compute": 1.0}
+            measure = {"success_of/lookup": 0.0, "success_of/compute": 1.0}
             parts = replace(parts, measure=lambda groups: rollout_metrics(groups) | measure)
             grpo(parts, config.train.model_copy(update={"steps": steps}))
             return [[family_of(g.task) for g in parts.run.read_episodes(f"grpo-{n + 1:06d}")] for n in range(steps)]
 
     whole = asked("whole", 3)
-    assert sorted(whole[0]) == ["compute", "lookup"] and whole[1:] == [["lookup", "lookup"]] * 2
+    assert [step.count("lookup") for step in whole] == [2, 3, 3]
     asked("halted", stop_after)
     assert asked("halted", 3, resume=True) == whole

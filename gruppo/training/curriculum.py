@@ -1,4 +1,4 @@
-"""Which tasks a step plays: all alike, or more of the families that there is something to learn from.
+"""Which tasks a step plays: all alike, or more of the families that there is most to learn from.
 
 What a family is worth is measured, not set: its share of successes in the steps before. That is in the metrics of the
 run, so a resumed run deals the same tasks.
@@ -15,7 +15,7 @@ from gruppo.types import Task
 
 MEMORY = 0.5  # of a family's success rate, when a step has shown a new one
 
-Kind = Literal["none", "signal"]
+Kind = Literal["none", "signal", "failures"]
 
 
 class Curriculum:
@@ -25,7 +25,8 @@ class Curriculum:
         """`done` are the records of the steps before, in their order."""
         self._tasks, self._attempts = tasks, attempts
         self._families: dict[str, list[Task]] = {}
-        for task in tasks if kind == "signal" else ():
+        self._kind = kind
+        for task in tasks if kind != "none" else ():
             self._families.setdefault(family_of(task), []).append(task)
         self._rates: dict[str, float] = {}
         for record in done:
@@ -43,19 +44,20 @@ class Curriculum:
         """The `size` tasks of a step: a function of the arguments and of what was observed."""
         if not self._families:
             return self._tasks.batch(step, size, seed)
-        counts = dealt(size, [self._chance(family) for family in self._families])
+        counts = dealt(size, [self._worth(family) for family in self._families])
         drawn = [draw(own, step, size, f"{family} {seed}") for family, own in self._families.items()]
         chosen = [task for own, count in zip(drawn, counts, strict=True) for task in own[:count]]
         return draw(chosen, 0, size, f"order {step} of {seed}")  # who takes only some must not take one family's
 
-    def _chance(self, family: str) -> float:
-        """That a group of the family holds a success and a failure. Of one that is not known yet, as if at a half.
+    def _worth(self, family: str) -> float:
+        """The weight of a family by its success rate; of one that is not known yet, as if at a half.
 
-        A few groups can't tell a rate from 0 or 1 that is nearer to it than a quarter of an attempt.
+        No rate counts as nearer to 0 or 1 than one attempt of a group: a few groups can't tell it, and a family that
+        never came again could be forgotten unseen.
         """
-        least = 1 / (4 * self._attempts)
+        least = 1 / self._attempts
         rate = min(max(self._rates.get(family, 0.5), least), 1 - least)
-        return probability_mixed(rate, self._attempts)
+        return probability_mixed(rate, self._attempts) if self._kind == "signal" else 1 - rate
 
 
 def dealt(size: int, weights: Sequence[float]) -> list[int]:

@@ -43,8 +43,9 @@ class GRPOConfig(Config):
     families: list[str] = []
     """Question families that tasks are taken from; empty: all."""
     curriculum: Kind = "none"
-    """"none": every task comes as often as any other. "signal": a step's tasks are dealt to the families by the chance
-    that a group of theirs holds both successes and failures, as far as the last steps tell."""
+    """"none": every task comes as often as any other. Else a step's tasks are dealt to the families by what the last
+    steps tell of them: "signal", by the chance that a group holds both successes and failures; "failures", by the share
+    that fails, which soon finds the first successes of a family that has none."""
     tasks_per_step: int = Field(16, ge=1)
     """Groups per step."""
     attempts: int = Field(8, ge=2)
