@@ -53,6 +53,9 @@ class ToolsConfig(ServicesConfig):
     """Limit of the files that a piece of code writes."""
     python_processes: int = Field(16, ge=1)
     """Limit of the processes and threads of a piece of code; 1: it can't start another process."""
+    python_once: bool = True
+    """Whether the same code, asked for by several episodes at the same moment, is run once for all of them; it gives
+    each the same, but for the time and other things that code can't know. Not for python_stateful."""
     python_stateful: bool = False
     """Whether variables and files stay from call to call of one episode."""
     python_idle_seconds: float = Field(600.0, gt=0)
@@ -106,6 +109,7 @@ def make_python(tools: ToolsConfig) -> PythonTool:
         memory_mb=tools.python_memory_mb,
         disk_mb=tools.python_disk_mb,
         processes=tools.python_processes,
+        once=tools.python_once,
         stateful=tools.python_stateful,
         idle_seconds=tools.python_idle_seconds,
     )

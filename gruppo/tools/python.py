@@ -40,8 +40,9 @@ class PythonTool:
     """`python(code)`: the standard output of the code, at most `max_output` characters, cut in the middle.
 
     `limits` are those of `sandbox.Limits`. The same code gives the same output: `random` and hashing are seeded. With
-    `stateful`, the calls of one episode share a session: variables and files stay. `work_dir` is a folder, resolved
-    once, into which the plain files are copied that a call leaves. `level` and `isolation` say which walls stand.
+    `stateful`, the calls of one episode share a session: variables and files stay. With `once`, the same code asked for
+    by several callers at the same moment is run once for all of them. `work_dir` is a folder, resolved once, into which
+    the plain files are copied that a call leaves. `level` and `isolation` say which walls stand.
 
     Raises ConfigError if no sandbox of at least `min_level` holds here.
     """
@@ -61,6 +62,7 @@ class PythonTool:
         min_level: str = "monty",
         max_output: int = MAX_OUTPUT,
         work_dir: str | Path | None = None,
+        once: bool = False,
         **limits: Any,
     ) -> None:
         self.max_output = max_output
@@ -68,6 +70,8 @@ class PythonTool:
         self.limits = Limits(**limits, keep_files=work_dir is not None)
         if self.limits.stateful and work_dir:
             raise ValueError("work_dir copies the files of single calls; leave it out, or stateful")
+        self._once = once and not self.limits.stateful
+        self._running: dict[bytes, asyncio.Task[ToolResult]] = {}
         self._slots = Slots(self.limits.concurrent)
         self._sessions: dict[str, Session] = {}
         sandbox = isolation.start(level, min_level, self.limits)
@@ -89,6 +93,16 @@ class PythonTool:
             return ToolResult(False, error=f"the code has {len(code)} bytes, expected at most {MAX_CODE}")
         if self.limits.stateful:
             return await self._call_in_session(code, context)
+        return await (self._with_others(code) if self._once else self._run(code))
+
+    async def _with_others(self, code: bytes) -> ToolResult:
+        """The result of whoever runs this code now. A caller that gives up does not end it for the others."""
+        if code not in self._running:
+            self._running[code] = asyncio.create_task(self._run(code))
+            self._running[code].add_done_callback(lambda _: self._running.pop(code))
+        return await asyncio.shield(self._running[code])
+
+    async def _run(self, code: bytes) -> ToolResult:
         async with self._slots.here():
             for _ in range(2):
                 conversation = self._sandbox().open()

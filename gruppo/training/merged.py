@@ -72,12 +72,15 @@ class MergedLinear(Module):
         self.bias = base.bias
         self.policy: str | None = None
         self.factors: Factors | None = None
+        self.is_large = self.weight.numel() >= _LARGE
 
     def forward(self, inputs: Tensor) -> Tensor:
-        if self.factors is None or not torch.is_grad_enabled():
+        if self.factors is not None and torch.is_grad_enabled():
+            outputs: Tensor = _Product.apply(inputs, self.weight, self.bias, *self.factors)
+            return outputs
+        if self.is_large:
             return _product(inputs, self.weight, self.bias)
-        outputs: Tensor = _Product.apply(inputs, self.weight, self.bias, *self.factors)
-        return outputs
+        return F.linear(inputs, self.weight, self.bias)
 
 
 class _Wide(Module):
