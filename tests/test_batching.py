@@ -28,7 +28,7 @@ def test_tokens_come_out_flat_whatever_the_padding() -> None:
     assert batch.old_N.isnan().all() and batch.chosen_N.all()
     assert batch.positions_BS.tolist() == [[0, 1, 2], [0, 1, 2]]
     short = collate([Pack.of([Row((5, 6, 7), (1,))]), Pack.of([Row((5,), (1,))])], pad_id=0)
-    assert short.attention.tolist() == [[1, 1, 1], [0, 0, 1]]
+    assert short.mask_BS.tolist() == [[1, 1, 1], [0, 0, 1]] and short.paths is None
     assert short.positions_BS.tolist() == [[0, 1, 2], [0, 0, 0]]
 
 
@@ -43,9 +43,10 @@ def test_rows_that_begin_alike_share_a_tree_in_which_no_action_sees_another() ->
     assert batch.label_N.tolist() == [7, 8, 2, 9, 3, 2]
     assert batch.sequence_N.tolist() == [0, 0, 0, 0, 1, 1]
     assert batch.advantages_N.tolist() == [1, 1, 1, -2, 1, 1]
-    sees = batch.attention[:, 0] == 0
-    assert sees[0].int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
-    assert sees[1, 3].int().tolist() == [0, 0, 1, 1]
+    assert batch.paths is not None
+    (bucket,) = batch.paths.buckets
+    own = "places in the flat batch, padded on the left; the second action's prompt has no node that no other brought"
+    assert bucket.key_RK.tolist() == bucket.query_RQ.tolist() == [[0, 1, 2, 3], [6, 6, 6, 7]], own
 
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 10)), min_size=1, max_size=30), st.integers(1, 200))

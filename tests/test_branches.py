@@ -14,9 +14,10 @@ from test_local_engine import ask
 from test_packing import MODELS, TOKENIZER, drawn
 from torch import Tensor
 
-from gruppo.engines.branches import Places, attending, computes_branches
+from gruppo.engines.branches import BRANCHES, Places, computes_branches
 from gruppo.engines.decoding import _quantile
 from gruppo.engines.local import LocalEngine
+from gruppo.tree_attention import attending
 from gruppo.types import Request
 
 # Sliding windows, or an attention of their own.
@@ -69,7 +70,7 @@ def test_a_prompt_is_held_once_and_let_go_with_its_last_branch() -> None:
 def test_the_models_own_attention_is_back_afterwards() -> None:
     model = MODELS["llama"]
     before = model.config._attn_implementation
-    with pytest.raises(RuntimeError, match="fails"), attending(model):
+    with pytest.raises(RuntimeError, match="fails"), attending(model.config, BRANCHES):
         assert model.config._attn_implementation != before
         raise RuntimeError("fails")
     assert model.config._attn_implementation == before

@@ -15,12 +15,12 @@ MODULES = {
     for path in (ROOT / "gruppo").rglob("*.py")
 }
 LAYERS = """types errors | config log chat bounded_json episodes prefix_tree replicas
-    | store weights tool_calls code_blocks
+    | store weights tool_calls code_blocks tree_attention
     | data tools engines rewards algorithms | teams toolbox | dispatch | rollout | troupe training evaluation
     | run | stages | cli | __main__"""
 LEVEL = {name: level for level, names in enumerate(LAYERS.split("|")) for name in names.split()}
 TORCH = re.compile(
-    r"gruppo\.(prefix_tree|engines\.(local|decoding|branches|prefix_cache)|training\.\w+"
+    r"gruppo\.(tree_attention|engines\.(local|decoding|branches|prefix_cache)|training\.\w+"
     r"|algorithms\.(losses|kl|corrections|ratios|batching))"
 )
 

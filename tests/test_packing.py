@@ -22,8 +22,8 @@ from gruppo.algorithms.batching import Pack, Row, collate, microbatches
 from gruppo.chat import render
 from gruppo.engines.local import LocalEngine
 from gruppo.engines.prefix_cache import PrefixCache
-from gruppo.prefix_tree import computes_trees, takes_trees
 from gruppo.training.logprobs import comes_apart, token_logprobs
+from gruppo.tree_attention import TREES, attending, computes_trees, takes_trees
 from gruppo.types import Request
 
 SHAPE = {
@@ -215,8 +215,9 @@ def test_what_is_kept_for_the_backward_pass_does_not_grow_with_the_vocabulary(he
         model: Any = LlamaForCausalLM(LlamaConfig(**{**SHAPE, "vocab_size": vocabulary})).eval()
         if head == "frozen":
             model = adapted(model, "q_proj")
-        inputs = {"input_ids": batch.ids_BS, "attention_mask": batch.attention, "position_ids": batch.positions_BS}
-        decoder = kept_bytes(model, partial(model.get_decoder(), **inputs, use_cache=False))
+        inputs = {"input_ids": batch.ids_BS, "tree_paths": batch.paths, "position_ids": batch.positions_BS}
+        with attending(model.config, TREES):
+            decoder = kept_bytes(model, partial(model.get_decoder(), **inputs, use_cache=False))
         compute = partial(token_logprobs, model, batch, True)
         in_pieces = kept_bytes(model, partial(compute, max_logits=20 * vocabulary)) - decoder
         at_once = kept_bytes(model, partial(compute, max_logits=10**9)) - decoder
@@ -250,7 +251,8 @@ def test_a_group_over_a_long_prompt_costs_its_unique_tokens(attempts: int) -> No
 
 def test_short_rows_are_not_padded_to_long_ones() -> None:
     rows = group(700, 4, 50) + [row for seed in range(20) for row in group(40, 1, 20, seed + 1)]
-    assert len(microbatches(rows, 100_000)) == 2 and computed(rows, 100_000) <= 1.1 * unique_tokens(rows)
+    assert len(microbatches(rows, 100_000)) == 1 and computed(rows, 100_000) == unique_tokens(rows)
+    assert computed(rows, 1000) <= 1.1 * unique_tokens(rows)
 
 
 def test_a_shared_row_keeps_to_the_budget_of_a_microbatch() -> None:

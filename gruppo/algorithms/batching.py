@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gruppo.prefix_tree import PrefixTree, attention_of, prefix_tree, shared_rows
+from gruppo.prefix_tree import PrefixTree, num_distinct, prefix_tree, shared_rows
+from gruppo.tree_attention import Paths
 from gruppo.types import Group, Turn
 
 
@@ -52,8 +53,7 @@ class Pack:
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Pack:
         """`rows` in one tree, with every position that predicts an action's token asked for."""
-        sequences = [row.prompt_ids + row.action_ids[:-1] for row in rows]
-        return cls(rows, prefix_tree(sequences, [len(row.prompt_ids) - 1 for row in rows]))
+        return cls(rows, prefix_tree([_sequence(row) for row in rows], [len(row.prompt_ids) - 1 for row in rows]))
 
     def predictors(self, num_predictors: int) -> list[int]:
         """For each action token, row after row, which of the last `num_predictors` positions predicts it."""
@@ -71,7 +71,8 @@ class Batch:
 
     ids_BS: Tensor
     positions_BS: Tensor
-    attention: Tensor  # [B, S] of 0 and 1 if every pack holds one row, else additive float32 [B, 1, S, S]
+    mask_BS: Tensor  # 0 on padding
+    paths: Paths | None  # how nodes attend; None if every pack holds one row
     num_predictors: int  # K
     temperatures_B: Tensor
     pack_N: Tensor
@@ -147,11 +148,15 @@ def balanced(
     """The `microbatches` of at most `num` processes that work side by side, with about equally many tokens each."""
     shares: list[list[list[Pack]]] = [[] for _ in range(num)]
     sizes = [0] * num
-    for unit in sorted(_units(rows, max_tokens, share, whole), key=_size, reverse=True):
+    even = math.ceil(_EVEN * num_distinct([_sequence(row) for row in rows]) / num)
+    for unit in sorted(_units(rows, min(max_tokens, even), share, whole), key=_size, reverse=True):
         least = sizes.index(min(sizes))
         shares[least].append(unit)
         sizes[least] += _size(unit)
     return [_within(own, max_tokens) for own in shares if own]
+
+
+_EVEN = 1.05  # a share that is a little larger than an even one leaves no rest behind
 
 
 def _units(rows: Sequence[Row], max_tokens: int, share: bool, whole: bool) -> list[list[Pack]]:
@@ -185,9 +190,14 @@ def packs_of(rows: Sequence[Row], max_tokens: int, share: bool) -> list[Pack]:
         return [Pack.of([row]) for row in rows]
     packs = []
     for alike in by(rows, lambda row: row.temperature).values():
-        places = shared_rows([row.prompt_ids + row.action_ids[:-1] for row in alike], max_tokens)
+        places = shared_rows([_sequence(row) for row in alike], max_tokens)
         packs += [Pack.of([alike[place] for place in together]) for together in places]
     return packs
+
+
+def _sequence(row: Row) -> tuple[int, ...]:
+    """What is computed: the last id predicts nothing."""
+    return row.prompt_ids + row.action_ids[:-1]
 
 
 def by(rows: Sequence[Row], key: Callable[[Row], Hashable]) -> Mapping[Hashable, list[Row]]:
@@ -218,16 +228,13 @@ def collate(packs: Sequence[Pack], pad_id: int, device: str = "cpu") -> Batch:
         own = [(values(row), len(row.action_ids)) for row in rows]
         return torch.tensor([v for given, n in own for v in (given or (fill,) * n)], dtype=dtype, device=device)
 
-    enter_BS = padded((tree.enter for tree in trees), -1)
-    if all(len(pack.rows) == 1 for pack in packs):
-        attention = (enter_BS >= 0).long()
-    else:
-        attention = attention_of(enter_BS, padded((tree.leave for tree in trees), -1))
+    alone = all(len(pack.rows) == 1 for pack in packs)
     nan = float("nan")
     return Batch(
         ids_BS=padded((tree.ids for tree in trees), pad_id),
         positions_BS=padded((tree.positions for tree in trees), 0),
-        attention=attention,
+        mask_BS=padded(([1] * len(tree) for tree in trees), 0),
+        paths=None if alone else Paths.of(trees, device),
         num_predictors=num_predictors,
         temperatures_B=torch.tensor([pack.rows[0].temperature for pack in packs], dtype=torch.float32, device=device),
         pack_N=torch.tensor(

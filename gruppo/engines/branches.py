@@ -9,8 +9,7 @@ J, P positions of the longest prompt (left-padded), T sampled ids, L = P + T, D 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +18,10 @@ from torch import Tensor
 from transformers import AttentionInterface, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from gruppo.prefix_tree import takes_trees
+from gruppo.tree_attention import attending, computes_trees
 
 LEAVE_SHARE = 0.25  # leaving copies the key-values of those who stay: worth it for a share of the batch, not for one
-_NAME = "gruppo_branches"
+BRANCHES = "gruppo_branches"  # the name of this attention
 
 
 class Places:
@@ -170,7 +169,7 @@ def attend(
     return found_UJGD.reshape(num_branches, 1, num_heads, size), None
 
 
-AttentionInterface.register(_NAME, attend)
+AttentionInterface.register(BRANCHES, attend)
 
 
 def new_cache(model: Any, branches: bool) -> DynamicCache:
@@ -197,24 +196,13 @@ def follow(layers: Sequence[Any], places: Places | None, parent_U: Tensor) -> No
         layer.reorder_cache(parent_U)
 
 
-@contextmanager
-def attending(model: Any) -> Iterator[None]:
-    """Inside, the model attends as `attend` does: to branches, without a mask."""
-    before = model.config._attn_implementation
-    model.config._attn_implementation = _NAME
-    try:
-        yield
-    finally:
-        model.config._attn_implementation = before
-
-
 def computes_branches(model: Any) -> bool:
     """Whether a model computes in branches what it computes of each sequence alone, tried on a few ids.
 
     It has to keep all key-values, and pass them to the attention that its config names as it gets them.
     """
     cache = DynamicCache(config=model.config)
-    if not takes_trees(model) or any(type(layer) is not DynamicLayer for layer in cache.layers):
+    if not computes_trees(model) or any(type(layer) is not DynamicLayer for layer in cache.layers):
         return False
     if model.config._attn_implementation != "sdpa":
         return False
@@ -225,7 +213,7 @@ def computes_branches(model: Any) -> bool:
             model(input_ids=sequences[:1, :3], cache=cache, use_cache=True)
             places = branch(cache.layers, torch.ones_like(sequences[:1, :3]))
             follow(cache.layers, places, torch.zeros(2, dtype=torch.long, device=model.device))
-            with attending(model):
+            with attending(model.config, BRANCHES):
                 for at in (3, 4):
                     positions = torch.full((2, 1), at, device=model.device)
                     now = {"input_ids": sequences[:, at : at + 1], "position_ids": positions}

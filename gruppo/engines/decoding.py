@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from math import isqrt
 from random import Random
 from typing import Any
 
@@ -20,9 +19,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from gruppo.engines.branches import LEAVE_SHARE, attending, branch, follow, new_cache
+from gruppo.engines.branches import BRANCHES, LEAVE_SHARE, branch, follow, new_cache
 from gruppo.engines.prefix_cache import PrefixCache, States
-from gruppo.prefix_tree import Ids, PrefixTree, attention_of, prefix_tree, shared_rows
+from gruppo.prefix_tree import Ids, prefix_tree, shared_rows
+from gruppo.tree_attention import TREES, Paths, attending
 from gruppo.types import Request
 
 
@@ -81,7 +81,7 @@ def decode(
         if next_branches.moved:
             mask_UL, position_U = mask_UL[next_branches.parent_U], position_U[next_branches.parent_U]
             follow(cache.layers, places, next_branches.parent_U)
-        with attending(model) if places else nullcontext():
+        with attending(model.config, BRANCHES) if places else nullcontext():
             logits_UV = model(
                 input_ids=next_branches.id_U[:, None],
                 attention_mask=None if places else mask_UL[:, : num_prompt + step + 1],
@@ -180,30 +180,44 @@ def _prefill(
 
 def _read(model: PreTrainedModel, cache: DynamicCache, prompts: Sequence[Ids], in_trees: bool) -> Tensor:
     """The first logits_UV, computed from whole prompts."""
+    if not in_trees or len(prompts) == 1:
+        device = next(model.parameters()).device
+        mask_UP = _left_padded([[1] * len(ids) for ids in prompts], 0, device)
+        return model(
+            input_ids=_left_padded(prompts, 0, device),
+            attention_mask=mask_UP,
+            position_ids=(mask_UP.cumsum(-1) - 1).clamp(min=0),
+            cache=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
+    return _read_trees(model, cache, prompts)
+
+
+def _read_trees(model: PreTrainedModel, cache: DynamicCache, prompts: Sequence[Ids]) -> Tensor:
+    """As `_read`; what prompts begin alike is computed once, and nothing is padded."""
     device = next(model.parameters()).device
-    trees, row_U, paths = _trees(prompts, in_trees)
-    enter_RS = _left_padded([tree.enter for tree in trees], -1, device)
-    leave_RS = _left_padded([tree.leave for tree in trees], -1, device)
-    alone = len(trees) == len(prompts)
-    num_asked = max(tree.num_asked for tree in trees)
-    logits_RKV = model(
-        input_ids=_left_padded([tree.ids for tree in trees], 0, device),
-        attention_mask=(enter_RS >= 0).long() if alone else attention_of(enter_RS, leave_RS).to(model.dtype),
-        position_ids=_left_padded([tree.positions for tree in trees], 0, device),
-        cache=cache,
-        use_cache=True,
-        logits_to_keep=num_asked,
-    ).logits
-    width = enter_RS.shape[1]
-    at_row_U = torch.tensor(row_U, device=device)
-    # A tree is pushed to the right edge of its row; a branch's states are then taken from along its path.
-    shifted = [[node + width - len(trees[row]) for node in path] for row, path in zip(row_U, paths, strict=True)]
-    path_UP = _left_padded(shifted, 0, device)
-    if not alone:
-        layers: Sequence[Any] = cache.layers  # roomy ones, where trees are read
-        for layer in layers:
-            layer.take(at_row_U, path_UP)
-    return logits_RKV[at_row_U, path_UP[:, -1] - (width - num_asked)]
+    together = shared_rows(prompts, MAX_ROW)
+    trees = [prefix_tree(own, [len(ids) - 1 for ids in own]) for own in ([prompts[p] for p in row] for row in together)]
+    width, num_asked = max(map(len, trees)), max(tree.num_asked for tree in trees)
+    with attending(model.config, TREES):
+        logits_RKV = model(
+            input_ids=_left_padded([tree.ids for tree in trees], 0, device),
+            position_ids=_left_padded([tree.positions for tree in trees], 0, device),
+            cache=cache,
+            use_cache=True,
+            logits_to_keep=num_asked,
+            tree_paths=Paths.of(trees, device),
+        ).logits
+    row_of, path_of = [0] * len(prompts), [[0]] * len(prompts)
+    for row, (own, tree) in enumerate(zip(together, trees, strict=True)):
+        for place, path in zip(own, tree.paths, strict=True):  # a tree is pushed to the right edge of its row
+            row_of[place], path_of[place] = row, [node + width - len(tree) for node in path]
+    row_U, path_UP = torch.tensor(row_of, device=device), _left_padded(path_of, 0, device)
+    layers: Sequence[Any] = cache.layers  # roomy ones, where trees are read
+    for layer in layers:
+        layer.take(row_U, path_UP)
+    return logits_RKV[row_U, path_UP[:, -1] - (width - num_asked)]
 
 
 def _read_on(
@@ -229,23 +243,7 @@ def _left_padded(values: Sequence[Sequence[int]], fill: int, device: torch.devic
     return torch.tensor([[fill] * (width - len(row)) + list(row) for row in values], device=device)
 
 
-def _trees(prompts: Sequence[Ids], shared: bool) -> tuple[list[PrefixTree], list[int], list[list[int]]]:
-    """The rows to compute, and for each prompt its row and its path there; in order, one each, if nothing is shared."""
-    apart = [[place] for place in range(len(prompts))]
-    places = shared_rows(prompts, max_nodes=isqrt(_MAX_MASK)) if shared else apart
-    trees, row_of, path_of = [], [0] * len(prompts), [[0]] * len(prompts)
-    for row, together in enumerate(places):
-        own = [prompts[place] for place in together]
-        trees.append(prefix_tree(own, [len(ids) - 1 for ids in own]))
-        for place, path in zip(together, trees[-1].paths, strict=True):
-            row_of[place], path_of[place] = row, path
-    too_wide = len(trees) * max(map(len, trees)) ** 2 > _MAX_MASK
-    if shared and (too_wide or len(trees) == len(prompts)):
-        return _trees(prompts, shared=False)
-    return trees, row_of, path_of
-
-
-_MAX_MASK = 2**24  # entries of a mask for trees; beyond it each prompt is computed alone, with the plain mask
+MAX_ROW = 2**13  # nodes of a row of prompts: what is computed at once for each
 
 
 @dataclass(frozen=True)

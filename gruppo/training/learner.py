@@ -21,7 +21,6 @@ from torch import Tensor
 
 from gruppo.algorithms.batching import Batch
 from gruppo.errors import CheckpointError, ConfigError, boundary
-from gruppo.prefix_tree import computes_trees
 from gruppo.replicas import Replicas
 from gruppo.teams.base import seed_of
 from gruppo.training.logprobs import comes_apart, token_logprobs
@@ -36,6 +35,7 @@ from gruppo.training.model import (
     with_adapter,
 )
 from gruppo.training.shares import add_up, apart, shared
+from gruppo.tree_attention import computes_trees
 
 
 class Learner:
@@ -60,6 +60,7 @@ class Learner:
         self._merged = merged if merged and merged.pair(self.model) else None
         hold_still(self.model, model.quantization)
         self.versions = dict.fromkeys(policies, 0)
+        self._parameters: dict[str, dict[str, torch.nn.Parameter]] = {}
         self.can_share = computes_trees(self.model)
         self.comes_apart = comes_apart(self.model)
         self._references: dict[str, str] = {}
@@ -173,10 +174,12 @@ class Learner:
 
     def parameters(self, policy: str) -> dict[str, torch.nn.Parameter]:
         """The trainable parameters of a policy by name."""
-        named = dict(self.model.named_parameters())
-        if self.policies[policy].full:
-            return named
-        return {name: p for name, p in named.items() if ".lora_" in name and name.endswith(f".{policy}.weight")}
+        if policy not in self._parameters:  # looked up once: they are the same objects as long as the model lives
+            named, own = dict(self.model.named_parameters()), f".{policy}.weight"
+            if not self.policies[policy].full:
+                named = {name: p for name, p in named.items() if ".lora_" in name and name.endswith(own)}
+            self._parameters[policy] = named
+        return self._parameters[policy]
 
     def start_optimizers(self, learning_rates: Mapping[str, float]) -> None:
         """A fresh AdamW for each policy named; weight decay 0, betas .9 and .95."""

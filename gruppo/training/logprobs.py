@@ -9,7 +9,7 @@ hidden size, V vocabulary, X either.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.utils import ModelOutput
 
 from gruppo.algorithms.batching import Batch
+from gruppo.tree_attention import TREES, attending
 
 MAX_LOGITS = 2**23  # of one piece, rows x vocabulary: 32 MiB in float32
 
@@ -71,7 +72,8 @@ def comes_apart(model: Any) -> bool:
 
 def _hidden(model: Any, batch: Batch, place_U: Tensor) -> tuple[Tensor, Head]:
     """The hidden states [U, H] at the places, and what makes logits of some of them."""
-    output = model.get_decoder()(**_inputs(model, batch))
+    with _attending(model, batch):
+        output = model.get_decoder()(**_inputs(batch))
     states_UH = output.last_hidden_state[:, -batch.num_predictors :].flatten(0, 1)[place_U]
     output["last_hidden_state"] = None  # not to be kept whole
     return states_UH, partial(_head, model, output)
@@ -79,14 +81,18 @@ def _hidden(model: Any, batch: Batch, place_U: Tensor) -> tuple[Tensor, Head]:
 
 def _logits(model: Any, batch: Batch, place_U: Tensor) -> tuple[Tensor, Head]:
     """The logits [U, V] at the places, which need no head any more."""
-    logits_BKV = model(**_inputs(model, batch), logits_to_keep=batch.num_predictors).logits
+    with _attending(model, batch):
+        logits_BKV = model(**_inputs(batch), logits_to_keep=batch.num_predictors).logits
     return logits_BKV.flatten(0, 1)[place_U], lambda logits_RV: logits_RV
 
 
-def _inputs(model: Any, batch: Batch) -> dict[str, Any]:
-    attention = batch.attention if batch.attention.ndim == 2 else batch.attention.to(model.dtype)
-    places = {"attention_mask": attention, "position_ids": batch.positions_BS}
-    return {"input_ids": batch.ids_BS, **places, "use_cache": False}
+def _inputs(batch: Batch) -> dict[str, Any]:
+    sees = {"attention_mask": batch.mask_BS} if batch.paths is None else {"tree_paths": batch.paths}
+    return {"input_ids": batch.ids_BS, **sees, "position_ids": batch.positions_BS, "use_cache": False}
+
+
+def _attending(model: Any, batch: Batch) -> AbstractContextManager[None]:
+    return nullcontext() if batch.paths is None else attending(model.config, TREES)
 
 
 def _statistics(

@@ -25,6 +25,7 @@ from transformers.utils import logging as transformers_logging
 from gruppo.config import Config
 from gruppo.errors import ConfigError, boundary
 from gruppo.training.merged import MergedLinear
+from gruppo.tree_attention import attending
 from gruppo.weights import resolve
 
 TINY = Path(__file__).parents[1] / "models" / "tiny"
@@ -179,16 +180,17 @@ def recompute_layers(model: Any) -> None:
             f"model.gradient_checkpointing = true: {type(model).__name__} has no layers that can be computed again"
         )
     for layer in layers:
-        layer.forward = partial(_recomputed, layer.forward)
+        layer.forward = partial(_recomputed, layer.forward, model.config)
 
 
-def _recomputed(forward: Any, *args: Any, **kwargs: Any) -> Any:
+def _recomputed(forward: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
     """`forward`, a method of a layer; a deep copy of the layer calls its own."""
-    active = _adapters(forward.__self__)
+    active, attention = _adapters(forward.__self__), config._attn_implementation
 
     def again(*args: Any, **kwargs: Any) -> Any:
         assert _adapters(forward.__self__) == active, "another policy was activated between forward and backward"
-        return forward(*args, **kwargs)
+        with attending(config, attention):
+            return forward(*args, **kwargs)
 
     return checkpoint(again, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
