@@ -10,22 +10,22 @@ OUT ?= runs/quickstart
 quickstart: $(VENV)/installed ## the main job: a team learns, the report proves it
 	$(BIN)/gruppo quickstart --seed $(SEED) --out $(OUT)
 
-test: $(VENV)/installed ## ruff and the fast tests
+test: $(VENV)/complete ## ruff and the fast tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest -n 2
 
-test-all: $(VENV)/installed ## all tests, the slow ones too
+test-all: $(VENV)/complete ## all tests, the slow ones too
 	$(BIN)/python -m pytest -n 2 -m "slow or not slow" --hypothesis-profile searching
 
-parity: $(VENV)/installed ## our losses against TRL's, by running both
+parity: $(VENV)/complete ## our losses against TRL's, by running both
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[parity]"
 	$(BIN)/python -m pytest -m slow tests/test_trl_parity.py
 
-tiny-model: $(VENV)/installed ## make the embedded model anew (ten to thirty minutes)
+tiny-model: $(VENV)/complete ## make the embedded model anew (ten to thirty minutes)
 	$(BIN)/python scripts/make_tiny_model.py
 
-lint: $(VENV)/installed ## ruff and the type checker
+lint: $(VENV)/complete ## ruff and the type checker
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -35,6 +35,10 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/complete: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 

@@ -47,6 +47,7 @@ SECTIONS = {
     "Turn rewards": TURN_REWARDS,
     "Truncation": literals(AlgorithmConfig, "truncated"),
     "Group filters": literals(AlgorithmConfig, "filter_groups"),
+    "Curriculum": get_args(GRPOConfig.model_fields["curriculum"].annotation),
     "Losses": LOSSES,
     "Ratio levels": RATIOS,
     "Aggregations": AGGREGATIONS,

@@ -6,16 +6,23 @@ run, so a resumed run deals the same tasks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from gruppo.algorithms.curriculum import probability_mixed
+from gruppo.algorithms.curriculum import learnability, prioritised, probability_mixed
 from gruppo.data.base import TaskSet, draw, family_of
 from gruppo.types import Task
 
 MEMORY = 0.5  # of a family's success rate, when a step has shown a new one
 
-Kind = Literal["none", "signal", "failures"]
+Kind = Literal["none", "signal", "learnability", "failures"]
+
+WEIGHTS: Mapping[Kind, Callable[[Sequence[float], int], list[float]]] = {
+    "signal": lambda rates, attempts: [probability_mixed(rate, attempts) for rate in rates],
+    "learnability": lambda rates, attempts: [learnability(rate) for rate in rates],
+    "failures": lambda rates, attempts: prioritised(rates),
+}
+"""Success rates of families and the size of a group -> what each family is worth."""
 
 
 class Curriculum:
@@ -44,20 +51,20 @@ class Curriculum:
         """The `size` tasks of a step: a function of the arguments and of what was observed."""
         if not self._families:
             return self._tasks.batch(step, size, seed)
-        counts = dealt(size, [self._worth(family) for family in self._families])
+        rates = [self._rate(family) for family in self._families]
+        counts = dealt(size, WEIGHTS[self._kind](rates, self._attempts))
         drawn = [draw(own, step, size, f"{family} {seed}") for family, own in self._families.items()]
         chosen = [task for own, count in zip(drawn, counts, strict=True) for task in own[:count]]
         return draw(chosen, 0, size, f"order {step} of {seed}")  # who takes only some must not take one family's
 
-    def _worth(self, family: str) -> float:
-        """The weight of a family by its success rate; of one that is not known yet, as if at a half.
+    def _rate(self, family: str) -> float:
+        """The success rate of a family; a half of one that is not known yet.
 
         No rate counts as nearer to 0 or 1 than one attempt of a group: a few groups can't tell it, and a family that
         never came again could be forgotten unseen.
         """
         least = 1 / self._attempts
-        rate = min(max(self._rates.get(family, 0.5), least), 1 - least)
-        return probability_mixed(rate, self._attempts) if self._kind == "signal" else 1 - rate
+        return min(max(self._rates.get(family, 0.5), least), 1 - least)
 
 
 def dealt(size: int, weights: Sequence[float]) -> list[int]:

@@ -44,8 +44,8 @@ class GRPOConfig(Config):
     """Question families that tasks are taken from; empty: all."""
     curriculum: Kind = "none"
     """"none": every task comes as often as any other. Else a step's tasks are dealt to the families by what the last
-    steps tell of them: "signal", by the chance that a group holds both successes and failures; "failures", by the share
-    that fails, which soon finds the first successes of a family that has none."""
+    steps tell of them: "signal", by the chance that a group holds both successes and failures; "learnability", by the
+    variance of success; "failures", by the share that fails, which soon finds a family's first successes."""
     tasks_per_step: int = Field(16, ge=1)
     """Groups per step."""
     attempts: int = Field(8, ge=2)
