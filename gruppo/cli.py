@@ -1,4 +1,5 @@
-"""The command line: `gruppo quickstart | sft | train | eval | report | config | model | doctor | check | grade`.
+"""The command line: `gruppo quickstart | sft | train | eval | report | tune | estimate | config | model | doctor |
+check | grade`.
 
 It parses and prints; no work is done here.
 
@@ -8,6 +9,7 @@ Torch is slow to import, so what needs it is imported by the command that runs i
 from __future__ import annotations
 
 import json
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -126,12 +128,68 @@ def report(
 
 
 @app.command(context_settings=OVERRIDES)
+def tune(
+    context: typer.Context,
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="The study, a TOML file.")] = None,
+    out: Annotated[Path, typer.Option(help="The study's folder.")] = Path("runs/tune"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the study in --out.")] = False,
+) -> None:
+    """Search settings: a run for each trial (grid, random or Bayesian), compared on held-out tasks: docs/tuning.md."""
+    from gruppo.tuning import results, study
+
+    say, overrides = Log().say, parse_overrides(context.args)
+    if resume and config:
+        raise ConfigError("--config: a resumed study goes on with its own config; leave it out, or start anew")
+    if not resume and not config:
+        raise ConfigError("--config: name the study, a TOML file as in examples/tuning")
+    if resume:
+        found = study.resume(out, overrides, say)
+    else:
+        found = study.tune(load(study.StudyConfig, [config] if config else [], overrides), out, say)
+    table = Table("trial", "settings", found["metric"], "95% interval", "end", title=str(out))
+    for one in found["trials"]:
+        value, bounds = one["value"], one["interval"]
+        shown = "" if value is None else f"{value:.4g}", f"{bounds[0]:.3g} to {bounds[1]:.3g}" if bounds else ""
+        table.add_row(str(one["number"]), results.words(one["values"]), *shown, one["reason"] or one["state"])
+    Console().print(table)
+    print(results.verdict(found))
+    print(f"results: {out / 'results.html'}")
+
+
+@app.command(context_settings=OVERRIDES)
+def estimate(
+    context: typer.Context,
+    config: ConfigFiles = None,
+    measure: Annotated[bool, typer.Option("--measure", help="Play a small probe, for time and real lengths.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """What a run will take, before it starts: parameters, memory by part, tokens, episodes, disk. Reads no weights."""
+    from gruppo import estimate as estimates
+    from gruppo.run import RunConfig
+
+    own = load(RunConfig, config or [], parse_overrides(context.args))
+    found = estimates.estimate(own)
+    probe = estimates.measure(own, found) if measure else None
+    if as_json:
+        print(json.dumps(found.to_json() | ({"measured": vars(probe)} if probe else {}), indent=2))
+        return
+    for title, rows in estimates.tables(found, probe):
+        table = Table(title, "", show_header=True)
+        for row in rows:
+            table.add_row(*row)
+        Console().print(table)
+    for note in found.notes:
+        print(note)
+
+
+@app.command(context_settings=OVERRIDES)
 def config(
     context: typer.Context,
     config: ConfigFiles = None,
     keys: Annotated[bool, typer.Option("--keys", help="List every key with its type, default and meaning.")] = False,
 ) -> None:
-    """Check a config and print it resolved, as TOML. Runs nothing."""
+    """Check a config and print it resolved, as TOML, and hints on standard error. Runs nothing."""
+    from gruppo.lints import lint
     from gruppo.run import RunConfig
 
     if keys:
@@ -140,15 +198,18 @@ def config(
             table.add_row(*row)
         Console().print(table)
         return
-    print(dump(load(RunConfig, config or [], parse_overrides(context.args))), end="")
+    found = load(RunConfig, config or [], parse_overrides(context.args))
+    print(dump(found), end="")
+    for hint in lint(found):
+        print(f"hint: {hint}", file=sys.stderr)
 
 
 @app.command()
 def doctor() -> None:
-    """Which levels of the sandbox hold on this machine, tried out, and which versions are installed."""
-    from importlib import metadata
-
+    """Which levels of the sandbox hold on this machine, tried out, its devices, versions, and what each extra lacks."""
+    from gruppo import doctor as examined
     from gruppo.tools.isolation import standings
+    from gruppo.training.model import devices
 
     levels = Table("level", "holds", "walls, or why not", title="sandbox of the python tool, the strongest first")
     for standing in standings():
@@ -156,11 +217,16 @@ def doctor() -> None:
     Console().print(levels)
     versions = Table("package", "version", title=f"Python {sys.version.split()[0]}, {sys.platform}")
     for package in ("gruppo", "torch", "transformers", "peft", "safetensors", "pydantic", "vllm", "pydantic-monty"):
-        try:
-            versions.add_row(package, metadata.version(package))
-        except metadata.PackageNotFoundError:
-            versions.add_row(package, "not installed")
+        versions.add_row(package, examined.version_of(package) or "not installed")
     Console().print(versions)
+    found = Table("device", "", title=f"{os.cpu_count()} cores, {examined.memory_gb():.0f} GB of memory")
+    for device, words in devices().items():
+        found.add_row(device, words)
+    Console().print(found)
+    extras = Table("extra", "installed", "missing", title='pip install "gruppo[extra]"')
+    for extra in examined.extras():
+        extras.add_row(extra.name, ", ".join(extra.installed), ", ".join(extra.missing))
+    Console().print(extras)
 
 
 checks = typer.Typer(help="Look before you train.", no_args_is_help=True)

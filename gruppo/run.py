@@ -25,6 +25,7 @@ from gruppo.engines.openai import OpenAIConfig, OpenAIEngine
 from gruppo.engines.prefix_cache import PrefixCache
 from gruppo.engines.scripted import ScriptedEngine
 from gruppo.errors import ConfigError, DataError, boundary
+from gruppo.monitors import Monitor, MonitorConfig
 from gruppo.rewards import REWARDS
 from gruppo.rewards.judge import JudgeConfig
 from gruppo.rewards.menu import RewardConfig, make_rewards
@@ -140,6 +141,9 @@ class RunConfig(Config):
     sft: SFTConfig = SFTConfig()
     train: GRPOConfig = GRPOConfig()
     alarms: AlarmsConfig = AlarmsConfig()
+    monitors: list[Monitor] = []
+    """What also gets every record of metrics.jsonl: "tensorboard", "wandb", "trackio" (extras), "log" (a text file)."""
+    monitor: MonitorConfig = MonitorConfig()
     eval: EvalConfig = EvalConfig()
 
 

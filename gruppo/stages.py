@@ -19,7 +19,9 @@ from gruppo.evaluation.evaluate import evaluate
 from gruppo.evaluation.metrics import compare, rollout_metrics, solved, summarise
 from gruppo.evaluation.report import Example, ReportData, Stage, write_report
 from gruppo.evaluation.wording import points
+from gruppo.lints import lint
 from gruppo.log import Log
+from gruppo.monitors import check_monitors, watch
 from gruppo.run import Assembly, RunConfig, assemble, choose_demonstrations, demonstrate, make_tasks, of_families
 from gruppo.store import Run
 from gruppo.training.alarms import Alarms
@@ -39,6 +41,7 @@ def train(config: RunConfig, out: Path, resume: bool, log: Log) -> dict[str, Any
     Raises UserError for whatever the user can mend; nothing is written before the config has been put together.
     """
     started = time.monotonic()
+    check_monitors(config.monitors, config.monitor)
     assembly = assemble(config)
     check(config.train, assembly.rollout, config.algorithm, config.credit)
     splits = {"train": True, "validation": config.train.eval_every, "test": config.eval.stages}
@@ -46,10 +49,15 @@ def train(config: RunConfig, out: Path, resume: bool, log: Log) -> dict[str, Any
     shown = choose_demonstrations(config, tasks["train"]) if config.sft.steps else None
     tasks["train"] = of_families(tasks["train"], config.train.families, "train.families")
     begins = not (resume and Run.open(out).list_checkpoints())
+    for found in lint(config) if begins else ():
+        log.say(f"hint: {found}")
     if config.start_from and begins:
         start_from(Path(config.start_from), assembly.learner)
     try:
-        with Run.resume(out) if resume else Run.create(out, dump(config)) as run:
+        with (
+            Run.resume(out) if resume else Run.create(out, dump(config)) as run,
+            watch(config.monitors, config.monitor, out, config, log.say) as run.tell,
+        ):
             stages = Stages(config, assembly, tasks, run, log)
             if begins:
                 start = {policy: assembly.learner.fingerprint(policy) for policy in config.policies}

@@ -66,6 +66,7 @@ class Run:
     def __init__(self, path: Path, lock: TextIO | None) -> None:
         self.path = path
         self._lock = lock
+        self.tell: Callable[[Mapping[str, Any]], None] = lambda record: None  # what also gets the metrics' records
 
     @classmethod
     def create(cls, path: str | Path, config_toml: str) -> Run:
@@ -132,13 +133,14 @@ class Run:
     # Metrics ---------------------------------------------------------------------------------------------------------
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
-        """Add one line to metrics.jsonl, on disk when this returns; NaN and infinity become null."""
+        """Add one line to metrics.jsonl, on disk when this returns, and `tell` it; NaN and infinity become null."""
         self._check_writable()
         path = self.path / _METRICS
         with _writing(path), path.open("ab") as file:
             file.write(to_json(dict(record)).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
+        self.tell(record)
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All records, oldest first. A last line without its end is one being written, or cut by a kill: left out."""

@@ -15,9 +15,9 @@ MODULES = {
     for path in (ROOT / "gruppo").rglob("*.py")
 }
 LAYERS = """types errors | config log chat bounded_json episodes prefix_tree replicas
-    | store weights tool_calls code_blocks tree_attention
+    | store monitors doctor weights tool_calls code_blocks tree_attention
     | data tools engines rewards algorithms | teams toolbox | dispatch | rollout | troupe training evaluation
-    | run | stages | cli | __main__"""
+    | run | lints | stages | estimate tuning | cli | __main__"""
 LEVEL = {name: level for level, names in enumerate(LAYERS.split("|")) for name in names.split()}
 TORCH = re.compile(
     r"gruppo\.(tree_attention|engines\.(local|decoding|branches|prefix_cache)|training\.\w+"
