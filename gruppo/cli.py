@@ -1,5 +1,5 @@
 """The command line: `gruppo quickstart | sft | train | eval | report | tune | estimate | config | model | doctor |
-check | grade`.
+check | grade | bench | compare | mistakes | data | judge`.
 
 It parses and prints; no work is done here.
 
@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from gruppo.cli_data import data
 from gruppo.config import dump, load, parse_overrides, schema_rows
 from gruppo.errors import ConfigError, GruppoError, UserError
 from gruppo.log import Log
@@ -114,6 +115,59 @@ def evaluate(
     low, high = comparison["gain_ci95"]
     Console().print(table)
     print(f"gain {comparison['gain']:+.1%} (95% interval {low:+.1%} to {high:+.1%}) on {comparison['n']} tasks")
+
+
+@app.command(context_settings=OVERRIDES)
+def bench(
+    context: typer.Context,
+    task: Annotated[list[str] | None, typer.Option(help="A benchmark, as gpqa; repeat for more. Default: all.")] = None,
+    run: Annotated[Path | None, typer.Option(help="A run folder: its config and its newest weights.")] = None,
+    config: ConfigFiles = None,
+    data: Annotated[Path, typer.Option(help="The folder with the benchmarks' files.")] = Path("data"),
+    out: Annotated[Path, typer.Option(help="Where the items go; what is there is not played again.")] = Path("bench"),
+    limit: Annotated[int | None, typer.Option(min=1, help="The most items of each.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """The ten benchmarks of the AgentFlow table: ten steps, 300 seconds, temperature 0; every item counts."""
+    from gruppo import assess
+    from gruppo.data.selection import Place
+    from gruppo.evaluation.benchmarks import bench_table
+
+    own = assess.bench_config(config or [], run, parse_overrides(context.args))
+    found = assess.bench(own, task or [], Place(data), out, run, limit, Log())
+    print(json.dumps(found, indent=2) if as_json else bench_table(found), end="\n" if as_json else "")
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Runs of the same tasks, each with a seed of its own.")],
+    mode: Annotated[str, typer.Option(help="greedy or sampled (temperature 1).")] = "greedy",
+    k: Annotated[int, typer.Option(min=1, help="The k of accuracy@k.")] = 1,
+    page: Annotated[Path | None, typer.Option(help="Also write an HTML page.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Before training, after demonstrations, after GRPO, over several seeds: a table with intervals and verdicts."""
+    from gruppo import assess
+    from gruppo.evaluation.comparison import text_table, write_comparison
+
+    found = assess.compare_runs(runs, mode, k)
+    if page:
+        write_comparison(page, found, f"{len(runs)} runs, {mode}")
+    print(json.dumps(found, indent=2) if as_json else text_table(found), end="\n" if as_json else "")
+
+
+@app.command()
+def mistakes(
+    run: RunPath,
+    mode: Annotated[str, typer.Option(help="greedy or sampled (temperature 1).")] = "greedy",
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """What goes wrong in a run's evaluations, by kind, before and after training."""
+    from gruppo import assess
+    from gruppo.evaluation.mistakes import mistake_table
+
+    found = assess.mistakes_of(run, mode)
+    print(json.dumps(found, indent=2) if as_json else mistake_table(found["changes"]), end="\n" if as_json else "")
 
 
 @app.command()
@@ -257,6 +311,8 @@ def check_env(
     if not all(one.is_sound for one in found):
         stop("failed: the rewards pay for nothing, or not for the gold answer; see docs/rewards.md", 1)
 
+
+app.add_typer(data, name="data")
 
 models = typer.Typer(
     help="Base models: the known names, fetching one, and how much of one is trained.", no_args_is_help=True

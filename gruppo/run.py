@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from gruppo.algorithms import AlgorithmConfig, CreditConfig
 from gruppo.algorithms.batching import Row, row_of
 from gruppo.chat import encode_action, render
 from gruppo.config import Config, load_object, suggest
 from gruppo.data.base import TaskSet
-from gruppo.data.files import read_tasks
+from gruppo.data.selection import GYM, Place, mixture, tasks_of
 from gruppo.data.world import build_world, gold_reply, world_tasks
 from gruppo.engines.local import LocalEngine
 from gruppo.engines.openai import OpenAIConfig, OpenAIEngine
@@ -51,13 +51,21 @@ class TasksConfig(Config):
     """Where tasks come from."""
 
     train: str = "world"
-    """"world" (embedded), or a task file (.jsonl, .json, .csv, .parquet)."""
+    """"world" (embedded), a task file or folder, a known data set ("gsm8k:train[:1000]"), "gym:NAME", or "mix"."""
     validation: str = "world"
-    """For evaluations during training: "world" or a task file."""
+    """For evaluations during training: as train."""
     test: str = "world"
-    """For the evaluations before and after: "world" or a task file."""
+    """For the evaluations before and after: as train."""
     columns: dict[str, str] = {}
     """Our column -> its name in the task files."""
+    folder: str = "data"
+    """Where the files of known data sets are."""
+    download: bool = False
+    """Whether files of known data sets that are not there may be fetched from the hub."""
+    mix: dict[str, float] = {}
+    """What "mix" is made of: data set, generator or file -> weight."""
+    gym: dict[str, dict[str, Any]] = {}
+    """Generator of reasoning-gym -> its own settings."""
     families: list[str] = Field(
         ["compute", "lookup", "compute-lookup", "lookup-compute", "lookup-lookup"], min_length=1
     )
@@ -70,6 +78,17 @@ class TasksConfig(Config):
     """As num_train."""
     num_test: int = Field(300, ge=1)
     """As num_train."""
+
+    @model_validator(mode="after")
+    def _check_use(self) -> TasksConfig:
+        used = [self.train, self.validation, self.test]
+        if self.mix and "mix" not in used:
+            raise ValueError('tasks.mix: nothing takes it; set tasks.train = "mix"')
+        if "mix" in used and not self.mix:
+            raise ValueError('"mix" is made of [tasks.mix], which is empty: name data sets and weights there')
+        if idle := self.gym.keys() - {text.removeprefix(GYM) for text in (*used, *self.mix)}:
+            raise ValueError(f'tasks.gym.{min(idle)}: no tasks are taken from it; set tasks.train = "gym:{min(idle)}"')
+        return self
 
 
 class TeamConfig(Config):
@@ -274,7 +293,10 @@ def make_tasks(config: RunConfig, split: str) -> TaskSet:
     count = {"train": tasks.num_train, "validation": tasks.num_validation, "test": tasks.num_test}[split]
     if source == "world":
         return world_tasks(build_world(tasks.world_seed), split, count, tasks.families)
-    return read_tasks(Path(source), tasks.columns)[:count]
+    place = Place(Path(tasks.folder), tasks.download, tasks.columns, tasks.gym, config.seed)
+    if source == "mix":
+        return mixture(tasks.mix, place, split, count)
+    return tasks_of(source, place, split, count)
 
 
 def of_families(tasks: TaskSet, families: Sequence[str], key: str) -> TaskSet:

@@ -107,6 +107,59 @@ def test_every_kind_of_file_gives_the_same_tasks(tmp_path, name):
     assert list(tasks) == TASKS and tasks.fingerprint == TaskSet(TASKS).fingerprint
 
 
+def test_a_folder_is_read_by_split(tmp_path):
+    for split in ("train", "test"):
+        write(tmp_path / f"{split}-00000-of-00002.parquet", [ROWS[0] | {"id": f"{split} 0"}])
+        write(tmp_path / f"{split}-00001-of-00002.parquet", [ROWS[1] | {"id": f"{split} 1"}])
+    assert (
+        ids(read_tasks(tmp_path)) == ["train 0", "train 1"] and ids(read_tasks(tmp_path, split="test"))[0] == "test 0"
+    )
+    with pytest.raises(DataError, match=r"no split 'tset': did you mean test\?"):
+        read_tasks(tmp_path, split="tset")
+
+
+def save_as_datasets_does(folder: Path, rows: list[dict], **state: object) -> None:
+    """What `Dataset.save_to_disk` writes: Arrow streams and a state that names them in their order."""
+    folder.mkdir(parents=True)
+    names = [f"data-{n:05d}-of-00002.arrow" for n in range(2)]
+    for name, part in zip(names, (rows[:1], rows[1:]), strict=True):
+        table = pyarrow.Table.from_pylist(part)
+        with pyarrow.OSFile(str(folder / name), "wb") as file, pyarrow.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table)
+    files = [{"filename": name} for name in names]
+    (folder / "state.json").write_text(json.dumps({"_data_files": files, "_fingerprint": "f"} | state))
+    (folder / "dataset_info.json").write_text("{}")
+
+
+def test_a_data_set_that_was_saved_to_disk(tmp_path):
+    save_as_datasets_does(tmp_path / "one", ROWS)
+    assert list(read_tasks(tmp_path / "one")) == TASKS
+    for split in ("train", "test"):
+        save_as_datasets_does(tmp_path / "both" / split, ROWS if split == "test" else ROWS[::-1])
+    (tmp_path / "both" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    assert (
+        list(read_tasks(tmp_path / "both")) == TASKS[::-1]
+        and list(read_tasks(tmp_path / "both", split="test")) == TASKS
+    )
+    save_as_datasets_does(tmp_path / "indexed", ROWS, _indices_data_files=[{"filename": "indices.arrow"}])
+    with pytest.raises(DataError, match=r"indexed: saved with an index beside it; save it again after flatten_indices"):
+        read_tasks(tmp_path / "indexed")
+    (tmp_path / "one" / "data-00000-of-00002.arrow").write_bytes(b"text")
+    with pytest.raises(DataError, match="data-00000-of-00002.arrow: not an Arrow file"):
+        read_tasks(tmp_path / "one")
+
+
+@pytest.mark.slow
+def test_what_datasets_itself_saves_is_read(tmp_path):
+    datasets = pytest.importorskip("datasets", reason="needs datasets, which comes with gruppo[parity]")
+    own = datasets.Dataset.from_list(ROWS)
+    own.save_to_disk(tmp_path / "one", num_shards=2)
+    datasets.DatasetDict({"train": own, "test": own.select([1])}).save_to_disk(tmp_path / "both")
+    assert (
+        list(read_tasks(tmp_path / "one")) == TASKS and list(read_tasks(tmp_path / "both", split="test")) == TASKS[1:]
+    )
+
+
 def test_columns_are_mapped_the_rest_kept_and_ids_filled_in(tmp_path):
     rows = [
         {"problem": "q1", "final": 3, "level": 5, "extra_info": {"x": 1}},
@@ -136,7 +189,7 @@ GOOD = '{"question": "q", "result": "r"}\n'
         ("t.jsonl", GOOD + "{oops", ": row 2 is not JSON: "),
         ("t.jsonl", GOOD + "\n" + GOOD, ": row 2 is not JSON: "),
         ("t.jsonl", "[" * 100_000, ": row 1 is not JSON: "),
-        ("t.jsonl", '["q"]', ": row 1: expected an object with id, question, result, "),
+        ("t.jsonl", '["q"]', ": row 1: expected an object with named columns, not [\'q\']"),
         ("t.json", '{"question": "q"}', ": expected a list of objects, not dict"),
         ("t.jsonl", GOOD + '{"questoin": "q", "result": "r"}', ": row 2: no column 'question': did you mean questoin?"),
         ("t.jsonl", '{"question": "q", "label": "r"}', ": row 1: no column 'result': known are label, question"),
@@ -172,8 +225,11 @@ def test_a_file_that_is_not_there_or_not_text_or_wrongly_mapped(tmp_path):
     path = write(tmp_path / "tasks.jsonl", ROWS)
     with pytest.raises(DataError, match=r"task.jsonl: no such file: did you mean tasks.jsonl\?$"):
         read_tasks(tmp_path / "task.jsonl")
-    with pytest.raises(DataError, match="a folder, not a file"):
-        read_tasks(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="empty: no .jsonl, .json, .csv, .parquet, .arrow in it, and no data set saved"):
+        read_tasks(tmp_path / "empty")
+    with pytest.raises(DataError, match=r"a file has no split 'test'; leave it out, as in .*tasks.jsonl\[:100\]"):
+        read_tasks(path, split="test")
     with pytest.raises(DataError, match=r"columns: 'results' is not a column of a task: did you mean result\?"):
         read_tasks(path, {"results": "x"})
     with pytest.raises(DataError, match=r"row 1: no column 'sauce': did you mean source\?"):

@@ -7,14 +7,13 @@ infrastructure did not fail; those it failed are counted apart.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean, pstdev
 from typing import Any
 
 from gruppo.evaluation.hacking import JUDGED, MATCHED, hacking_metrics
-from gruppo.evaluation.statistics import paired_bootstrap, wilson
+from gruppo.evaluation.statistics import mcnemar, paired_bootstrap, wilson_of_tasks
 from gruppo.types import Episode, Group, Task, ToolEvent, Turn
 
 Success = Callable[[Episode], bool | None]
@@ -32,11 +31,12 @@ def summarise(groups: Sequence[Group], family: Callable[[Task], str], success: S
     """One evaluation in plain JSON-able data.
 
     `n` counts tasks. `success` is the mean over tasks of each task's share of solved episodes, `ci95` its Wilson
-    interval with n tasks. An episode that the infrastructure failed (`infrastructure`), or that nobody could judge, or
-    a task without episode (`missing`), counts as **not** solved; where there are any, `success_scorable` gives the
-    rate over the judged ones alone. `turns`, `tool_calls` and `action_tokens` are means per episode; `tool_calls_ok`
-    and `turns_parsed` are shares. `outcomes` are counts. `by_family`, `by_steps` (`extra_info["steps"]`) and
-    `by_wording` (`extra_info["wording"]`) map a part of the tasks to its own `n`, `success`, `ci95`.
+    interval, attempts at one task taken together. An episode that the infrastructure failed (`infrastructure`), or
+    that nobody could judge, or a task without episode (`missing`), counts as **not** solved; where there are any,
+    `success_scorable` gives the rate over the judged ones alone. `turns`, `tool_calls` and `action_tokens` are means
+    per episode; `tool_calls_ok` and `turns_parsed` are shares. `outcomes` are counts. `by_family`, `by_steps`
+    (`extra_info["steps"]`) and `by_wording` (`extra_info["wording"]`) map a part of the tasks to its own `n`,
+    `success`, `ci95`.
     """
     episodes = _episodes(groups)
     failed = len(episodes) - len(_sound(episodes))
@@ -65,9 +65,10 @@ def compare(
     """Two evaluations of the same tasks, paired task by task.
 
     `gain` is the mean over tasks of the difference in success, `gain_ci95` its bootstrap interval over tasks; `fixed`
-    and `broken` count the tasks that got better and worse. Raises ValueError if the task ids differ or repeat.
+    and `broken` count the tasks that got better and worse, `p_value` is McNemar's exact one of these. Raises
+    ValueError if the task ids differ or repeat.
     """
-    earlier, later = _by_task(before, success), _by_task(after, success)
+    earlier, later = success_by_task(before, success), success_by_task(after, success)
     if earlier.keys() != later.keys():
         odd = sorted(earlier.keys() ^ later.keys())
         raise ValueError(f"can't pair evaluations of different tasks: {len(odd)} ids are in only one, as {odd[0]!r}")
@@ -80,6 +81,7 @@ def compare(
     if differences:
         gain, low, high = paired_bootstrap(differences, seed)
         comparison |= {"gain": gain, "gain_ci95": [low, high]}
+        comparison["p_value"] = mcnemar(comparison["fixed"], comparison["broken"])
     return comparison
 
 
@@ -119,12 +121,13 @@ def rollout_metrics(
     return metrics | _per_role(_sound(episodes)) | hacking_metrics(groups)
 
 
-def _rate(groups: Iterable[Group], success: Success) -> dict[str, Any]:
+def _rate(groups: Sequence[Group], success: Success) -> dict[str, Any]:
     rates = [_task_rate(group, success) for group in groups]
     if not rates:
         return {"n": 0}
-    total = math.fsum(rates)
-    return {"n": len(rates), "success": total / len(rates), "ci95": list(wilson(total, len(rates)))}
+    sizes = {len(group.episodes) for group in groups}
+    attempts = max(sizes | {1}) if len(sizes) == 1 else 1  # tasks of unequal size count as one trial each
+    return {"n": len(rates), "success": fmean(rates), "ci95": list(wilson_of_tasks(rates, attempts))}
 
 
 def _task_rate(group: Group, success: Success) -> float:
@@ -142,7 +145,8 @@ def _scorable(groups: Iterable[Group], success: Success) -> dict[str, float]:
     return {"success_scorable": fmean(rates)} if rates else {}
 
 
-def _by_task(groups: Sequence[Group], success: Success) -> dict[str, float]:
+def success_by_task(groups: Sequence[Group], success: Success = solved) -> dict[str, float]:
+    """Task id -> the share of its episodes that solved it. Raises ValueError if an id repeats."""
     rates = {group.task.id: _task_rate(group, success) for group in groups}
     if len(rates) != len(groups):
         repeated = Counter(group.task.id for group in groups).most_common(1)[0][0]

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
-from string import Template
 from typing import Any, NamedTuple
 
 from gruppo.evaluation.metrics import solved
+from gruppo.evaluation.page import page, section, table, write_page
 from gruppo.evaluation.plots import Axis, Chart, Line, Mark, Row, divided_bar, interval_rows, line_chart, text
 from gruppo.evaluation.statistics import wilson
 from gruppo.evaluation.transcript import side_by_side
@@ -103,29 +102,23 @@ HEALTHY: Mapping[str, tuple[float, float]] = {
 
 def write_report(path: Path | str, report: ReportData) -> None:
     """Write the report to `path` (folders are made). The file needs no network and no other file."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A tool's output may hold half a surrogate pair; as a character reference it can be written and shows as U+FFFD.
-    path.write_text(render(report), encoding="utf-8", errors="xmlcharrefreplace")
+    write_page(path, render(report))
 
 
 def render(report: ReportData) -> str:
     """The whole page as HTML."""
     sections = [
-        _section("Held-out tasks", _success_caption(report.stages), _success(report)),
-        _section("By family", _family_caption(report), _parts(report, "by_family", "{}")),
-        _section("By length", "Success by the number of steps a task needs.", _parts(report, "by_steps", "{} steps")),
-        _section("By wording", "Phrasings that training showed, and new ones.", _parts(report, "by_wording", "{}")),
-        _section("Training", "One point per training step.", _curves(report)),
-        _section(
-            "How episodes went", "Greedy play on the held-out tasks. Tokens are sampled ones.", _behaviour(report)
-        ),
-        _section("Before and after", "The same tasks, greedy. Prompts unfold.", _examples(report), wide=True),
-        _section("Notes", "What to know before quoting a figure.", _notes(report)),
+        section("Held-out tasks", _success_caption(report.stages), _success(report)),
+        section("By family", _family_caption(report), _parts(report, "by_family", "{}")),
+        section("By length", "Success by the number of steps a task needs.", _parts(report, "by_steps", "{} steps")),
+        section("By wording", "Phrasings that training showed, and new ones.", _parts(report, "by_wording", "{}")),
+        section("Training", "One point per training step.", _curves(report)),
+        section("How episodes went", "Greedy play on the held-out tasks. Tokens are sampled ones.", _behaviour(report)),
+        section("Before and after", "The same tasks, greedy. Prompts unfold.", _examples(report), wide=True),
+        section("Notes", "What to know before quoting a figure.", _notes(report)),
     ]
-    page = Template(files("gruppo.evaluation").joinpath("report.html").read_text(encoding="utf-8"))
     header = f'<h1>{text(report.title)}</h1><p class="lead">{headline(report.summary)}</p>{_figures(report)}'
-    return page.substitute(title=text(report.title), header=header, sections="".join(sections))
+    return page(report.title, header, sections)
 
 
 def _figures(report: ReportData) -> str:
@@ -159,8 +152,7 @@ def _success(report: ReportData) -> str:
         )
         rows.append(Row(name, marks, percent(greedy["success"]) if "success" in greedy else ""))
         cells.append([text(name), _with_interval(greedy), _with_interval(sampled)])
-    table = _table(["", "Greedy", "Temperature 1"], cells)
-    return interval_rows(rows) + table + _paired(report.comparison)
+    return interval_rows(rows) + table(["", "Greedy", "Temperature 1"], cells) + _paired(report.comparison)
 
 
 def _paired(comparison: Plain | None) -> str:
@@ -258,7 +250,7 @@ def _behaviour(report: ReportData) -> str:
         [text(stage.name)] + [form.format(stage.greedy[key]) if key in stage.greedy else "" for key, _, form in shown]
         for stage in report.stages
     ]
-    return _table(["Per episode"] + [name for _, name, _ in shown], rows) + _outcomes(report.stages)
+    return table(["Per episode"] + [name for _, name, _ in shown], rows) + _outcomes(report.stages)
 
 
 def _outcomes(stages: Sequence[Stage]) -> str:
@@ -271,7 +263,7 @@ def _outcomes(stages: Sequence[Stage]) -> str:
             share = 100 * count / episodes if episodes else 0
             cells.append(f'<span class="meter" style="--share:{share:.1f}%">{count}</span>')
         rows.append(cells)
-    return _table(["Episodes ended"] + [text(stage.name) for stage in stages], rows) if rows else ""
+    return table(["Episodes ended"] + [text(stage.name) for stage in stages], rows) if rows else ""
 
 
 def _examples(report: ReportData) -> str:
@@ -293,22 +285,7 @@ def _roles(roles: Mapping[str, Plain]) -> str:
     rows = [
         [text(name), f"{role.get('rows', 0):,}", "yes" if role.get("changed") else "no"] for name, role in roles.items()
     ]
-    return _table(["Role", "Rows trained on", "Weights changed"], rows) if rows else ""
-
-
-def _section(title: str, caption: str, body: str, wide: bool = False) -> str:
-    """A section with its title and caption in the margin; none if its body is empty."""
-    if not body:
-        return ""
-    kind = ' class="wide"' if wide else ""
-    return f"<section{kind}><header><h2>{title}</h2><p>{caption}</p></header><div>{body}</div></section>"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table whose first column names the row; cells are HTML."""
-    columns = "".join(f"<th>{cell}</th>" for cell in head)
-    body = "".join(f"<tr><th>{row[0]}</th>{''.join(f'<td>{cell}</td>' for cell in row[1:])}</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table></div>'
+    return table(["Role", "Rows trained on", "Weights changed"], rows) if rows else ""
 
 
 def _marks(label: str, result: Plain | None, colour: str, hollow: bool = False) -> list[Mark]:

@@ -52,6 +52,30 @@ def statements(stages: Sequence[tuple[str, Plain, Plain | None]], comparison: Pl
     return said
 
 
+def verdict(gain: Plain) -> str:
+    """One line on a gain of `comparison.compare_systems`: what it is, how sure, and what the figures allow to say."""
+    (low, high), adjusted = gain["ci95"], gain["p_adjusted"]
+    said = (
+        f"gain {points(gain['gain'])} points, 95 % interval {bound(low)}\N{HORIZONTAL ELLIPSIS}{bound(high)}, "
+        f"n {gain['n']:,}, {gain['seeds']} seed{'s' if gain['seeds'] > 1 else ''}"
+    )
+    if gain["n"] < _FEW_TASKS:
+        return f"{said}: too few tasks for a conclusion"
+    if low <= 0 <= high:
+        missed = gain.get("detectable")
+        least = f"; only {100 * missed:.1f} points or more would be seen 4 times in 5" if missed else ""
+        return f"{said}: no gain is shown{least}"
+    if adjusted >= 0.05:
+        counted = f", for {gain['comparisons']} comparisons" if gain["comparisons"] > 1 else ""
+        return f"{said}: not beyond chance (p {adjusted:.2g}{counted})"
+    return f"{said}: {'better' if low > 0 else 'worse'}"
+
+
+def bound(value: float) -> str:
+    """A bound of a gain in percentage points, with a true minus sign."""
+    return f"{100 * value:.1f}".replace("-", "\N{MINUS SIGN}")
+
+
 def percent(rate: float, digits: int = 1) -> str:
     """A fraction as a percentage."""
     return f"{100 * rate:.{digits}f}%"

@@ -1,0 +1,125 @@
+"""Trained teams looked at from outside: published benchmarks, several runs side by side, what goes wrong in them.
+
+What `gruppo bench`, `gruppo compare` and `gruppo mistakes` do. It trains nothing; `stages.py` evaluates within a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gruppo.config import dump, load
+from gruppo.data.selection import Place, tasks_of
+from gruppo.data.sources import find_files
+from gruppo.errors import ConfigError, boundary
+from gruppo.evaluation.benchmarks import (
+    BENCHMARKS,
+    MAX_SECONDS,
+    MAX_STEPS,
+    TEMPERATURE,
+    Record,
+    benchmark_of,
+    run_benchmark,
+)
+from gruppo.evaluation.comparison import System, compare_systems
+from gruppo.evaluation.mistakes import compare_mistakes, mistake_rates
+from gruppo.log import Bar, Log
+from gruppo.rollout import Rollout
+from gruppo.run import RunConfig, assemble
+from gruppo.stages import STAGES, start_from
+from gruppo.store import Run, fingerprint
+from gruppo.types import Group
+
+LIMITS: Mapping[str, str] = {
+    "team.solver.max_steps": str(MAX_STEPS),
+    "team.solo.max_turns": str(MAX_STEPS),
+    "rollout.max_seconds": str(MAX_SECONDS),
+}
+"""What a benchmark is played with unless it is told otherwise."""
+
+
+def bench_config(files: Sequence[Path], run: Path | None, overrides: Mapping[str, str]) -> RunConfig:
+    """The config of a benchmark: that of a run or of files, the table's limits, then flags."""
+    own = [Run.open(run).path / "config.toml"] if run else []
+    return load(RunConfig, [*own, *files], {**LIMITS, **overrides})
+
+
+def bench(
+    config: RunConfig, names: Sequence[str], place: Place, out: Path, run: Path | None, limit: int | None, log: Log
+) -> list[dict[str, Any]]:
+    """Play benchmarks with a config's team, with the newest weights of `run` if there is one; a summary of each.
+
+    The items are in `out`/<benchmark>.jsonl; what is there is not played again. Raises UserError.
+    """
+    wanted = {name: benchmark_of(name) for name in names or BENCHMARKS}
+    tasks = {}
+    for name in wanted:
+        split = ":benchmark" if find_files(name, "benchmark", place.folder) else ""
+        tasks[name] = tasks_of(f"{name}{split}", place, count=limit)
+    assembly = assemble(config)
+    try:
+        if run:
+            start_from(run, assembly.learner)
+        rollout = at_temperature(assembly.rollout, TEMPERATURE)
+        weights = {policy: assembly.learner.fingerprint(policy) for policy in config.policies}
+        settings = {"model": config.model.base, "config": fingerprint(dump(config)), "weights": weights}
+        found = []
+        for name, own in tasks.items():
+            path, play = out / f"{name}.jsonl", partial(rollout.stream, attempts=1, seed=0, label=f"bench-{name}")
+            with log.progress(wanted[name].title, len(own)) as bar:
+                found.append(run_benchmark(name, own, play, path, settings, partial(_advance, bar)))
+        return found
+    finally:
+        assembly.close()
+
+
+def _advance(bar: Bar, record: Record) -> None:
+    bar.advance(num_episodes=1)
+
+
+def at_temperature(rollout: Rollout, temperature: float) -> Rollout:
+    """Every role at one temperature, the frozen ones too."""
+    roles = {
+        name: replace(role, sampling=replace(role.sampling, temperature=temperature))
+        for name, role in rollout.roles.items()
+    }
+    return replace(rollout, roles=roles)
+
+
+def compare_runs(runs: Sequence[Path], mode: str, k: int) -> dict[str, Any]:
+    """Base, after demonstrations and after GRPO, each over the seeds of `runs`, as `compare_systems` says.
+
+    Raises ConfigError for two runs of one seed, for runs of other tasks, or if there is no stage that all have.
+    """
+    by_seed: dict[int, dict[str, list[Group]]] = {}
+    for path in runs:
+        with Run.open(path) as run:
+            seed = load(RunConfig, [path / "config.toml"]).seed
+            if seed in by_seed:
+                raise ConfigError(f"{path}: a second run with seed {seed}; compare runs with different seeds")
+            names = {stage: f"eval-{stage}-{mode}" for stage in STAGES}
+            there = run.list_episodes()
+            by_seed[seed] = {stage: run.read_episodes(name) for stage, name in names.items() if name in there}
+    shared = [stage for stage in STAGES if all(stage in stages for stages in by_seed.values())]
+    if not shared:
+        raise ConfigError(f"no {mode} evaluation that all runs have: train with eval.stages = true")
+    systems = [System(STAGES[stage], {seed: stages[stage] for seed, stages in by_seed.items()}) for stage in shared]
+    with boundary(ConfigError, "the runs can't be compared"):
+        return compare_systems(systems, k=k)
+
+
+def mistakes_of(path: Path, mode: str) -> dict[str, Any]:
+    """What went wrong in a run's evaluations: rates after training and, where there are both, the change from before.
+
+    Raises ConfigError where the run has no such evaluation.
+    """
+    with Run.open(path) as run:
+        there = [stage for stage in ("base", "final") if f"eval-{stage}-{mode}" in run.list_episodes()]
+        if not there:
+            raise ConfigError(f"{path}: no {mode} evaluation: train with eval.stages = true")
+        groups = {stage: run.read_episodes(f"eval-{stage}-{mode}") for stage in there}
+    found = {STAGES[stage]: mistake_rates(groups[stage]) for stage in there}
+    return {"rates": found, "changes": compare_mistakes(groups["base"], groups["final"]) if len(there) == 2 else {}}
