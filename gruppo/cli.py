@@ -1,6 +1,5 @@
-"""The command line: `gruppo quickstart | sft | train | eval | report | config | model | doctor | check | grade`.
-
-It parses and prints; no work is done here.
+"""The command line: `gruppo quickstart | sft | train | eval | report | config | model | doctor | check | grade`, and
+`judge`. It parses and prints; no work is done here.
 
 Torch is slow to import, so what needs it is imported by the command that runs it: `--help` answers at once.
 """
@@ -122,6 +121,8 @@ def report(
     """Write report.html and report.json anew from what the run has on disk, also in comparison with other runs."""
     from gruppo import stages
 
+    if (run / "config.toml").is_file() and not (run / "facts.json").is_file():
+        raise UserError(f"{run} has not ended, so there is no report yet: go on with gruppo train --resume --out {run}")
     print_summary(stages.report_of(run, against or []), run)
 
 
@@ -132,7 +133,7 @@ def config(
     keys: Annotated[bool, typer.Option("--keys", help="List every key with its type, default and meaning.")] = False,
 ) -> None:
     """Check a config and print it resolved, as TOML. Runs nothing."""
-    from gruppo.run import RunConfig
+    from gruppo.run import RunConfig, check
 
     if keys:
         table = Table("key", "type", "default", "meaning")
@@ -140,7 +141,9 @@ def config(
             table.add_row(*row)
         Console().print(table)
         return
-    print(dump(load(RunConfig, config or [], parse_overrides(context.args))), end="")
+    found = load(RunConfig, config or [], parse_overrides(context.args))
+    check(found)
+    print(dump(found), end="")
 
 
 @app.command()
@@ -249,6 +252,31 @@ def grade_predictions(
 
     counts = grade_file(file, out)
     print(summary(counts), file=sys.stderr)
+
+
+judges = typer.Typer(help="The language model that judges answers.", no_args_is_help=True)
+app.add_typer(judges, name="judge")
+
+
+@judges.command("calibrate", context_settings=OVERRIDES)
+def calibrate_judge(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(help="JSON lines: question, gold, prediction, perhaps correct.")],
+    config: ConfigFiles = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """How far can the judge be trusted? Against answers of known worth, and against itself with the order swapped."""
+    from gruppo.rewards.calibration import examine, table_of
+    from gruppo.run import RunConfig, find_judge
+
+    found = examine(find_judge(load(RunConfig, config or [], parse_overrides(context.args))), file)
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    table = Table("what", "value", title=f"the judge on {file}")
+    for row in table_of(found):
+        table.add_row(*row)
+    Console().print(table)
 
 
 def run_training(files: list[Path], overrides: dict[str, str], out: Path, resume: bool) -> dict[str, Any]:

@@ -6,6 +6,7 @@ What a tool does is in `tools/`; this file alone knows them all, and what they n
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from inspect import isfunction
 from pathlib import Path
@@ -39,6 +40,8 @@ class ToolsConfig(ServicesConfig):
     """What "wikipedia" searches: "world", a folder of texts, or a .jsonl of passages."""
     passages: int = Field(1, ge=1)
     """Passages that a search returns."""
+    workers: int | None = Field(None, ge=1)
+    """Calls at once of each of your own tools, in as many processes at most; None: what its @tool says, or 64."""
     level: Literal["auto", "namespaces", "landlock", "monty", "process"] = "auto"
     """How code is confined, as docs/safety.md tells: "auto" is the best of "namespaces" and "landlock" that holds
     here; "monty" is for calculator-type code; "process" has limits and no walls."""
@@ -52,6 +55,9 @@ class ToolsConfig(ServicesConfig):
     """Limit of the files that a piece of code writes."""
     python_processes: int = Field(16, ge=1)
     """Limit of the processes and threads of a piece of code; 1: it can't start another process."""
+    python_concurrent: int | None = Field(None, ge=1)
+    """Pieces of code that run at once; None: twice as many as there are cores, and at least 4. More helps code that
+    waits; code that computes then takes longer by the clock of python_seconds."""
     python_stateful: bool = False
     """Whether variables and files stay from call to call of one episode."""
     python_idle_seconds: float = Field(600.0, gt=0)
@@ -87,7 +93,7 @@ def find_tools(name: str, tools: ToolsConfig, engines: Mapping[str, OpenAIConfig
         raise ConfigError(f"tools.names: no tool {name!r}{close}; your own is 'file.py:name'")
     if isfunction(tool := load_object(name)):
         raise ConfigError(f"tools.names: {name!r} is a plain function; put @tool (gruppo.tools) above it")
-    return [tool]
+    return [replace(tool, workers=tools.workers) if tools.workers and isinstance(tool, FunctionTool) else tool]
 
 
 def make_python(tools: ToolsConfig) -> PythonTool:
@@ -107,6 +113,7 @@ def make_python(tools: ToolsConfig) -> PythonTool:
         processes=tools.python_processes,
         stateful=tools.python_stateful,
         idle_seconds=tools.python_idle_seconds,
+        **({"concurrent": tools.python_concurrent} if tools.python_concurrent else {}),
     )
 
 
