@@ -3,6 +3,9 @@
 The solver team plays four turns and a tool call per episode; every group is rewarded and given its advantages, and
 written to a run folder with a shard's worth of others, then forgotten. No model computes anything, so what is measured
 is what gruppo itself costs: CPU seconds of this one process, by part, and whether memory stays flat.
+
+`episodes.py --tool-seconds 2 --episodes 64` plays them with a tool that waits, in processes of its own: how often as
+long as one call do they all take together? A second time too, when the processes are up.
 """
 
 from __future__ import annotations
@@ -13,11 +16,13 @@ import resource
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+from slow_tool import wait
 
 from gruppo.algorithms.advantages import AdvantageSettings
 from gruppo.algorithms.credit import CreditConfig, Terms, assign
@@ -29,7 +34,7 @@ from gruppo.store import Run
 from gruppo.teams.base import Role
 from gruppo.teams.solver import Solver, SolverConfig
 from gruppo.tools.base import tool
-from gruppo.types import Group, Request, Sampling, Task
+from gruppo.types import Group, Request, Sampling, Task, Tool
 
 ROLES = ("planner", "executor", "verifier", "writer")
 FIXED = {"planner": "lookup: the place", "executor": "the river", "verifier": "stop"}
@@ -42,11 +47,12 @@ def main() -> None:
     parser.add_argument("--attempts", type=int, default=8)
     parser.add_argument("--mode", choices=["lockstep", "async"], default="async")
     parser.add_argument("--max-concurrent", type=int, default=1024)
+    parser.add_argument("--tool-seconds", type=float, help="only this: episodes that all wait for a slow tool")
     parser.add_argument("--shard", type=int, default=64, help="groups per file")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    found = measure(options)
-    print(table(found))
+    found = measure_waiting(options) if options.tool_seconds else measure(options)
+    print(waiting_line(found) if options.tool_seconds else table(found))
     if options.json:
         options.json.write_text(json.dumps(found, indent=1))
 
@@ -97,12 +103,38 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def scripted(config: RolloutConfig) -> Rollout:
+def measure_waiting(options: argparse.Namespace) -> dict[str, Any]:
+    """Episodes that each wait for one call of a tool: seconds by the clock, the first and a second time."""
+    says = FIXED | {"planner": "wait: a while", "executor": str(options.tool_seconds)}
+    rollout = scripted(RolloutConfig(mode=options.mode, max_concurrent=options.max_concurrent), says, {"wait": wait})
+    tasks = [Task(f"t{number}", "Which river?", "right") for number in range(options.episodes)]
+    seconds = []
+    for label in ("first", "second"):
+        started = time.monotonic()
+        groups = rollout.collect(tasks, 1, 0, label)
+        seconds.append(time.monotonic() - started)
+        assert all(event.result.ok for group in groups for episode in group.episodes for event in episode.events)
+    wait.close()
+    return {"episodes": options.episodes, "tool_seconds": options.tool_seconds, "seconds": seconds}
+
+
+def waiting_line(found: dict[str, Any]) -> str:
+    """How many times as long as one call all of them took."""
+    first, second = (seconds / found["tool_seconds"] for seconds in found["seconds"])
+    return (
+        f"{found['episodes']} episodes with a tool of {found['tool_seconds']:g} s: {first:.1f} times as long as one "
+        f"call while the processes started, {second:.1f} times as long after that; one by one {found['episodes']} times"
+    )
+
+
+def scripted(
+    config: RolloutConfig, says: Mapping[str, str] = FIXED, tools: Mapping[str, Tool] | None = None
+) -> Rollout:
     """The solver team on a script; one writer in three is wrong."""
 
     def reply(request: Request) -> str:
         role = request.context[2]
-        return FIXED[role] if role in FIXED else ("wrong", "right", "right")[request.seed % 3]
+        return says[role] if role in says else ("wrong", "right", "right")[request.seed % 3]
 
     @tool(in_process=True)
     async def lookup(text: str) -> str:
@@ -111,7 +143,7 @@ def scripted(config: RolloutConfig) -> Rollout:
 
     team = Solver(SolverConfig(prompts="compact"))
     roles = {name: Role(name, team.prompts[name], Sampling(), "script", name, trainable=True) for name in ROLES}
-    return Rollout(team, roles, {"script": ScriptedEngine(reply)}, {"lookup": lookup}, {}, config)
+    return Rollout(team, roles, {"script": ScriptedEngine(reply)}, tools or {"lookup": lookup}, {}, config)
 
 
 def whole_groups(options: argparse.Namespace) -> int:

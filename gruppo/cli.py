@@ -19,13 +19,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from gruppo.cli_assess import OVERRIDES, ConfigFiles, RunPath, assessing, judges
 from gruppo.cli_data import data
 from gruppo.config import dump, load, parse_overrides, schema_rows
 from gruppo.errors import ConfigError, GruppoError, UserError
 from gruppo.log import Log
 
 QUICKSTART = Path(__file__).parent / "quickstart.toml"
-OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 app = typer.Typer(
     help="Train teams of tool-using LLM agents. Any setting can be given as --table.key value: `gruppo config --keys`.",
@@ -34,12 +34,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-ConfigFiles = Annotated[
-    list[Path] | None, typer.Option("--config", "-c", help="TOML file; several are laid over each other.")
-]
 Out = Annotated[Path, typer.Option(help="The run folder.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, with its own config.")]
-RunPath = Annotated[Path, typer.Argument(help="A run folder.")]
 
 
 def main() -> None:
@@ -117,59 +113,6 @@ def evaluate(
     print(f"gain {comparison['gain']:+.1%} (95% interval {low:+.1%} to {high:+.1%}) on {comparison['n']} tasks")
 
 
-@app.command(context_settings=OVERRIDES)
-def bench(
-    context: typer.Context,
-    task: Annotated[list[str] | None, typer.Option(help="A benchmark, as gpqa; repeat for more. Default: all.")] = None,
-    run: Annotated[Path | None, typer.Option(help="A run folder: its config and its newest weights.")] = None,
-    config: ConfigFiles = None,
-    data: Annotated[Path, typer.Option(help="The folder with the benchmarks' files.")] = Path("data"),
-    out: Annotated[Path, typer.Option(help="Where the items go; what is there is not played again.")] = Path("bench"),
-    limit: Annotated[int | None, typer.Option(min=1, help="The most items of each.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
-) -> None:
-    """The ten benchmarks of the AgentFlow table: ten steps, 300 seconds, temperature 0; every item counts."""
-    from gruppo import assess
-    from gruppo.data.selection import Place
-    from gruppo.evaluation.benchmarks import bench_table
-
-    own = assess.bench_config(config or [], run, parse_overrides(context.args))
-    found = assess.bench(own, task or [], Place(data), out, run, limit, Log())
-    print(json.dumps(found, indent=2) if as_json else bench_table(found), end="\n" if as_json else "")
-
-
-@app.command()
-def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Runs of the same tasks, each with a seed of its own.")],
-    mode: Annotated[str, typer.Option(help="greedy or sampled (temperature 1).")] = "greedy",
-    k: Annotated[int, typer.Option(min=1, help="The k of accuracy@k.")] = 1,
-    page: Annotated[Path | None, typer.Option(help="Also write an HTML page.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
-) -> None:
-    """Before training, after demonstrations, after GRPO, over several seeds: a table with intervals and verdicts."""
-    from gruppo import assess
-    from gruppo.evaluation.comparison import text_table, write_comparison
-
-    found = assess.compare_runs(runs, mode, k)
-    if page:
-        write_comparison(page, found, f"{len(runs)} runs, {mode}")
-    print(json.dumps(found, indent=2) if as_json else text_table(found), end="\n" if as_json else "")
-
-
-@app.command()
-def mistakes(
-    run: RunPath,
-    mode: Annotated[str, typer.Option(help="greedy or sampled (temperature 1).")] = "greedy",
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
-) -> None:
-    """What goes wrong in a run's evaluations, by kind, before and after training."""
-    from gruppo import assess
-    from gruppo.evaluation.mistakes import mistake_table
-
-    found = assess.mistakes_of(run, mode)
-    print(json.dumps(found, indent=2) if as_json else mistake_table(found["changes"]), end="\n" if as_json else "")
-
-
 @app.command()
 def report(
     run: RunPath,
@@ -178,6 +121,8 @@ def report(
     """Write report.html and report.json anew from what the run has on disk, also in comparison with other runs."""
     from gruppo import stages
 
+    if (run / "config.toml").is_file() and not (run / "facts.json").is_file():
+        raise UserError(f"{run} has not ended, so there is no report yet: go on with gruppo train --resume --out {run}")
     print_summary(stages.report_of(run, against or []), run)
 
 
@@ -244,7 +189,7 @@ def config(
 ) -> None:
     """Check a config and print it resolved, as TOML, and hints on standard error. Runs nothing."""
     from gruppo.lints import lint
-    from gruppo.run import RunConfig
+    from gruppo.run import RunConfig, check
 
     if keys:
         table = Table("key", "type", "default", "meaning")
@@ -253,6 +198,7 @@ def config(
         Console().print(table)
         return
     found = load(RunConfig, config or [], parse_overrides(context.args))
+    check(found)
     print(dump(found), end="")
     for hint in lint(found):
         print(f"hint: {hint}", file=sys.stderr)
@@ -313,6 +259,9 @@ def check_env(
 
 
 app.add_typer(data, name="data")
+app.add_typer(judges, name="judge")
+for _command, _settings in assessing.items():
+    app.command(context_settings=_settings)(_command)
 
 models = typer.Typer(
     help="Base models: the known names, fetching one, and how much of one is trained.", no_args_is_help=True

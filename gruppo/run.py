@@ -24,11 +24,12 @@ from gruppo.engines.local import LocalEngine
 from gruppo.engines.openai import OpenAIConfig, OpenAIEngine
 from gruppo.engines.prefix_cache import PrefixCache
 from gruppo.engines.scripted import ScriptedEngine
+from gruppo.engines.unforged import Unforged
 from gruppo.errors import ConfigError, DataError, boundary
 from gruppo.monitors import Monitor, MonitorConfig
 from gruppo.rewards import REWARDS
-from gruppo.rewards.judge import JudgeConfig
-from gruppo.rewards.menu import RewardConfig, make_rewards
+from gruppo.rewards.judge import Judge, JudgeConfig
+from gruppo.rewards.menu import GRADINGS, RewardConfig, check_names, make_judge, make_rewards
 from gruppo.rewards.rules import exact, is_async
 from gruppo.rewards.turns import TURN_REWARDS
 from gruppo.rollout import Rollout, RolloutConfig
@@ -36,7 +37,7 @@ from gruppo.teams import TEAMS
 from gruppo.teams.base import Prompt, Role, Team
 from gruppo.teams.solo import Solo, SoloConfig
 from gruppo.teams.solver import SolverConfig
-from gruppo.tool_calls import OBSERVATIONS
+from gruppo.tool_calls import OBSERVATIONS, call_format
 from gruppo.toolbox import ToolsConfig, can_renew, close_tools, isolation_of, make_tools, renew
 from gruppo.training.alarms import AlarmsConfig
 from gruppo.training.grpo import GRPOConfig
@@ -201,6 +202,10 @@ def assemble(config: RunConfig) -> Assembly:
         replicas=learner.replicas,
         cache=partial(PrefixCache, config.model.cache_mb * 2**20, learner.changes),
     )
+    if isinstance(team, Solo) and tools:
+        if config.team.solo.call_format == "template" and "local" in {role.engine for role in roles.values()}:
+            team.call_format = call_format(str(learner.tokenizer.get_chat_template()))
+        engines["local"] = Unforged(engines["local"], learner.tokenizer)
     of_turns = {name: (find_turn_reward(name), weight) for name, weight in config.credit.turn_rewards.items()}
     calls = {name: engine.max_concurrency for name, engine in config.engines.items()}
     rollout = Rollout(team, roles, engines, tools, rewards, config.rollout, of_turns, calls=calls)
@@ -215,6 +220,16 @@ def can_play_apart(config: RunConfig, rollout: Rollout) -> bool:
     here = {role.engine for role in rollout.roles.values()} == {"local"}
     waits = config.rollout.mode == "async" or any(is_async(function) for function, _ in rollout.rewards.values())
     return config.model.processes > 1 and ours and here and not waits
+
+
+def check(config: RunConfig) -> None:
+    """What can be told without making anything but the team: raises ConfigError for a name that stands for nothing."""
+    team = make_team(config.team)
+    for name in order(config.roles, team):
+        make_role(config, team, name)
+    check_names(config.rewards, REWARDS)
+    for name in config.credit.turn_rewards:
+        find_turn_reward(name)
 
 
 def make_team(config: TeamConfig) -> Team:
@@ -234,14 +249,26 @@ def make_team(config: TeamConfig) -> Team:
 
 def find_rewards(config: RunConfig) -> dict[str, tuple[Reward, float]]:
     """Name -> reward function, built in or the user's, and its weight."""
+    weights = config.rewards or {"exact": 1.0}
+    return make_rewards(weights, REWARDS, config.reward, config.judge, partial(judging, config))
 
-    def engine(name: str) -> tuple[Engine, str]:
-        if name not in config.engines:
-            raise ConfigError(f"judge.engine = {name!r}: no such entry in [engines]{suggest(name, config.engines)}")
-        own = config.engines[name]
-        return OpenAIEngine(own), f"{own.model} at {own.base_url}"
 
-    return make_rewards(config.rewards or {"exact": 1.0}, REWARDS, config.reward, config.judge, engine)
+def find_judge(config: RunConfig) -> Judge:
+    """The judge on its own, whether or not a reward asks it."""
+    return make_judge(config.judge, partial(judging, config), GRADINGS[config.reward.grading])
+
+
+def judging(config: RunConfig, name: str) -> tuple[Engine, str]:
+    """The engine that judges, and what its model is called in the cache."""
+    if name == "local":
+        raise ConfigError(
+            "judge.engine = 'local': the engine that plays can't judge, see docs/rewards.md; serve a model, and name it"
+            " in [engines]"
+        )
+    if name not in config.engines:
+        raise ConfigError(f"judge.engine = {name!r}: no such entry in [engines]{suggest(name, config.engines)}")
+    own = config.engines[name]
+    return OpenAIEngine(own), f"{own.model} at {own.base_url}"
 
 
 def find_turn_reward(name: str) -> TurnReward:

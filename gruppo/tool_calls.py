@@ -86,7 +86,9 @@ def call_format(template: str) -> str:
     Raises ConfigError for a template of XML calls (`<function=name><parameter=…>`), which this program does not read.
     """
     if "<parameter=" in template:
-        raise ConfigError("the chat template asks for XML tool calls; set a call_format and say so in the prompt")
+        raise ConfigError(
+            "the chat template teaches XML tool calls, which are not read: set team.solo.call_format, and it is told so"
+        )
     if "<tool_call>" in template:
         return "hermes"
     if "<|python_start|>" in template or re.search(r"\[func\w*\(", template):
@@ -110,7 +112,8 @@ def cut_observation(text: str) -> str:
 OBSERVATIONS = ("\nObservation:", "<tool_response>")
 
 _ACTION = re.compile(
-    r"<tool_call>.*?(?:</tool_call>|\Z)|^[ \t*#>]*Action(?: Input)?[ \t*]*:[^\n]*|<\|python_\w+\|>|```tool_\w+.*?```",
+    r"<tool_call>.*?(?:</tool_call>|\Z)|^[ \t*#>]*Action(?: Input)?[ \t*]*:[^\n]*|<\|python_\w+\|>|```tool_\w+.*?```"
+    r"|^[ \t]*\[\s*[a-z_][\w.]*\((?:\s*\w+\s*=|\))[^\n]*|^[ \t]*\{\s*[\"']name[\"']\s*:[^\n]*",
     re.IGNORECASE | re.MULTILINE | re.DOTALL,
 )
 _OBSERVATION = re.compile(

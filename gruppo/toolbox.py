@@ -40,6 +40,8 @@ class ToolsConfig(ServicesConfig):
     """What "wikipedia" searches: "world", a folder of texts, or a .jsonl of passages."""
     passages: int = Field(1, ge=1)
     """Passages that a search returns."""
+    workers: int | None = Field(None, ge=1)
+    """Calls at once of each of your own tools, in as many processes at most; None: what its @tool says, or 64."""
     level: Literal["auto", "namespaces", "landlock", "monty", "process"] = "auto"
     """How code is confined, as docs/safety.md tells: "auto" is the best of "namespaces" and "landlock" that holds
     here; "monty" is for calculator-type code; "process" has limits and no walls."""
@@ -56,6 +58,9 @@ class ToolsConfig(ServicesConfig):
     python_once: bool = True
     """Whether the same code, asked for by several episodes at the same moment, is run once for all of them; it gives
     each the same, but for the time and other things that code can't know. Not for python_stateful."""
+    python_concurrent: int | None = Field(None, ge=1)
+    """Pieces of code that run at once; None: twice as many as there are cores, and at least 4. More helps code that
+    waits; code that computes then takes longer by the clock of python_seconds."""
     python_stateful: bool = False
     """Whether variables and files stay from call to call of one episode."""
     python_idle_seconds: float = Field(600.0, gt=0)
@@ -91,7 +96,7 @@ def find_tools(name: str, tools: ToolsConfig, engines: Mapping[str, OpenAIConfig
         raise ConfigError(f"tools.names: no tool {name!r}{close}; your own is 'file.py:name'")
     if isfunction(tool := load_object(name)):
         raise ConfigError(f"tools.names: {name!r} is a plain function; put @tool (gruppo.tools) above it")
-    return [tool]
+    return [replace(tool, workers=tools.workers) if tools.workers and isinstance(tool, FunctionTool) else tool]
 
 
 def make_python(tools: ToolsConfig) -> PythonTool:
@@ -112,6 +117,7 @@ def make_python(tools: ToolsConfig) -> PythonTool:
         once=tools.python_once,
         stateful=tools.python_stateful,
         idle_seconds=tools.python_idle_seconds,
+        **({"concurrent": tools.python_concurrent} if tools.python_concurrent else {}),
     )
 
 

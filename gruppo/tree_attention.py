@@ -145,15 +145,13 @@ def attend(
     value: Tensor,
     attention_mask: None,
     scaling: float | None = None,
-    dropout: float = 0.0,
-    softcap: float | None = None,
     *,
     tree_paths: Paths,
-    **kwargs: Any,
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """Attention [B, S, H, D] of queries [B, H, S, D] to keys and values [B, J, S, D], along the paths."""
     num_rows, num_heads, num_nodes, _ = query.shape
-    heads, how = (num_heads, key.shape[1]), _How(scaling, dropout, softcap)
+    heads, how = (num_heads, key.shape[1]), _How(scaling, options.get("dropout", 0.0), options.get("softcap"))
     query, key, value = (each.transpose(1, 2).reshape(num_rows * num_nodes, -1) for each in (query, key, value))
     found = torch.cat([bucket.attend(query, key, value, heads, how) for bucket in tree_paths.buckets])
     return F.embedding(tree_paths.source_N, found).view(num_rows, num_nodes, num_heads, -1), None

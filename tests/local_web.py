@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socketserver
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,11 +19,11 @@ class LocalWeb:
         self.asked: list[tuple[str, dict[str, str]]] = []
         self.bodies: list[bytes] = []
         self.stop = threading.Event()
-        self.host = ""
+        self.host, self.scheme = "", "http"
 
     @property
     def url(self) -> str:
-        return f"http://{self.host}"
+        return f"{self.scheme}://{self.host}"
 
     def page(self, path: str, body: bytes, *headers: str, status: str = "200 OK", length: int | None = None) -> None:
         lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body) if length is None else length}", *headers]
@@ -30,7 +31,8 @@ class LocalWeb:
 
 
 @contextmanager
-def serving() -> Iterator[LocalWeb]:
+def serving(tls: ssl.SSLContext | None = None) -> Iterator[LocalWeb]:
+    """A server until the block ends; with `tls` it speaks HTTPS, as "localhost"."""
     web = LocalWeb()
 
     class Handler(socketserver.StreamRequestHandler):
@@ -59,6 +61,9 @@ def serving() -> Iterator[LocalWeb]:
 
     with Server(("127.0.0.1", 0), Handler) as server:
         web.host = f"127.0.0.1:{server.server_address[1]}"
+        if tls:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
+            web.host, web.scheme = web.host.replace("127.0.0.1", "localhost"), "https"
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
         try:

@@ -1,10 +1,11 @@
-"""What the tests of the python tool share: a tool at a level, one call, what is there of its processes and files."""
+"""What the tests of the python tool share: a tool at each level, one call, what is there of its processes and files."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,21 @@ def make(level: str, **limits: Any) -> PythonTool:
         return PythonTool(level=level, **limits)
     except ConfigError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module", params=["namespaces", "landlock"])
+def python(request: pytest.FixtureRequest) -> Iterator[PythonTool]:
+    made = make(request.param, seconds=10, concurrent=4)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module", params=["namespaces", "landlock"])
+def brief(request: pytest.FixtureRequest) -> Iterator[PythonTool]:
+    """With a short wall time."""
+    made = make(request.param, seconds=1, concurrent=2)
+    yield made
+    made.close()
 
 
 def run(python: PythonTool, code: str) -> ToolResult:

@@ -71,6 +71,13 @@ def test_a_mistake_in_the_config(gruppo: Command, tmp_path: Path, changes: dict[
         (["train"], "no role is trained: give one a policy"),
         (["config", "--train.steps", "3", "--train.steps", "4"], "--train.steps is given twice"),
         (["config", "steps"], "unexpected argument 'steps'"),
+        (["config", "--rewards.acuracy", "1.0"], "rewards.acuracy: no such reward: did you mean accuracy?"),
+        (["config", "--rewards.lenght_penalty", "1.0"], "did you mean length_penalty?"),
+        (["config", "--rewards.nothing_like_it", "1.0"], "no such reward: known are accuracy, agent, answers, "),
+        (["config", "--credit.turn_rewards.tol_ok", "1.0"], "did you mean tool_ok?"),
+        (["config", "--team.program", "solvr"], "no such team: did you mean solver?"),
+        (["config", "--roles.planer.engine", "local"], "unknown role roles.planer: did you mean planner?"),
+        (["config", "--roles.planner.policy", "x"], "roles.planner.policy = 'x': no such policy"),
         (["train", "--resume", "--out", "nothing"], "nothing is not a run folder"),
         (["eval", "nothing"], "nothing is not a run folder"),
         (["report", "nothing"], "nothing is not a run folder: it has no config.toml"),
@@ -80,6 +87,14 @@ def test_a_mistake_in_the_config(gruppo: Command, tmp_path: Path, changes: dict[
 def test_a_mistake_in_a_command(gruppo: Command, tmp_path: Path, words: list[str], expected: str) -> None:
     refused(gruppo(*words), expected)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_has_not_ended_has_no_report_yet(gruppo: Command, tmp_path: Path) -> None:
+    Run.create("begun", "").close()
+    refused(
+        gruppo("report", "begun"), "begun has not ended, so there is no report yet: go on with gruppo train --resume"
+    )
+    assert not (tmp_path / "begun" / "report.html").exists()
 
 
 def test_the_nearest_config_file_is_named(gruppo: Command, tmp_path: Path) -> None:

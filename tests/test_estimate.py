@@ -82,7 +82,10 @@ def test_episodes_steps_and_tokens_are_counted() -> None:
     assert found.sampled_tokens_per_step == 128 * (3 * (16 + 14 + 3) + 12)
     assert found.sampled_tokens == 22 * found.sampled_tokens_per_step
     assert estimate(config_of(train__episodes="200")).steps == 2  # of 128 episodes each
-    assert estimate(config_of(train__steps="22", train__eval_every="5")).evaluation_episodes == found.evaluation_episodes + 4 * 100
+    assert (
+        estimate(config_of(train__steps="22", train__eval_every="5")).evaluation_episodes
+        == found.evaluation_episodes + 4 * 100
+    )
     twice = estimate(config_of(algorithm__filter_groups='"zero_std"', algorithm__max_rounds="2"))
     assert twice.episodes_per_step == 2 * 128
 

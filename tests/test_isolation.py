@@ -126,12 +126,12 @@ def test_the_config_reaches_the_tool() -> None:
         make_python(ToolsConfig(python_stateful=True, python_work_dir="out"))
     given = ToolsConfig(
         level="process", min_level="process", python_seconds=2.0, python_memory_mb=99, python_disk_mb=7,
-        python_processes=3, python_stateful=True, python_idle_seconds=9.0,
+        python_processes=3, python_stateful=True, python_idle_seconds=9.0, python_concurrent=7,
     )  # fmt: skip
     python = make_python(given)
     own = python.limits
     assert (own.seconds, own.memory_mb, own.disk_mb, own.processes) == (2.0, 99, 7, 3)
-    assert (own.stateful, own.idle_seconds, python.level) == (True, 9.0, "process")
+    assert (own.stateful, own.idle_seconds, own.concurrent, python.level) == (True, 9.0, 7, "process")
     python.close()
 
 

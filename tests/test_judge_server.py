@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from test_openai_engine import Server, completion, failure
+from test_openai_engine import Server, completion, failure, serving
 from test_rollout import Counting, Relay, make, tasks
 
 from gruppo.engines.openai import OpenAIConfig, OpenAIEngine
@@ -31,14 +30,8 @@ MODES = pytest.mark.parametrize("mode", ["lockstep", "async"])
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setenv("NO_PROXY", "*")
-    server = Server()
-    thread = threading.Thread(target=server.http.serve_forever, args=(0.01,))
-    thread.start()
-    yield server
-    server.released.set()
-    server.http.shutdown()
-    server.http.server_close()
-    thread.join()
+    with serving() as server:
+        yield server
 
 
 def judge_at(url: str, engine: dict[str, Any] | None = None, **settings: Any) -> Judge:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -71,10 +72,9 @@ def failure(status: int, message: str = "", code: str | None = None, **headers: 
     return status, json.dumps({"error": {"message": message, "code": code}}), headers
 
 
-@pytest.fixture
-def server(monkeypatch) -> Iterator[Server]:
-    monkeypatch.setenv("NO_PROXY", "*")
-    monkeypatch.setenv("GRUPPO_TEST_KEY", f" {KEY}\n")
+@contextmanager
+def serving() -> Iterator[Server]:
+    """A server until the block ends."""
     server = Server()
     thread = threading.Thread(target=server.http.serve_forever, args=(0.01,))
     thread.start()
@@ -83,6 +83,14 @@ def server(monkeypatch) -> Iterator[Server]:
     server.http.shutdown()
     server.http.server_close()
     thread.join()
+
+
+@pytest.fixture
+def server(monkeypatch) -> Iterator[Server]:
+    monkeypatch.setenv("NO_PROXY", "*")
+    monkeypatch.setenv("GRUPPO_TEST_KEY", f" {KEY}\n")
+    with serving() as server:
+        yield server
 
 
 def engine(server: Server, **settings: Any) -> OpenAIEngine:

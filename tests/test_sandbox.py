@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +21,6 @@ from gruppo.types import ToolResult
 
 if sys.platform != "linux":
     pytest.skip("the sandbox needs Linux", allow_module_level=True)
-
-
-@pytest.fixture(scope="module", params=["namespaces", "landlock"])
-def python(request: pytest.FixtureRequest) -> Iterator[PythonTool]:
-    made = make(request.param, seconds=10, concurrent=4)
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module", params=["namespaces", "landlock"])
-def brief(request: pytest.FixtureRequest) -> Iterator[PythonTool]:
-    """With a short wall time."""
-    made = make(request.param, seconds=1, concurrent=2)
-    yield made
-    made.close()
 
 
 def test_output_and_errors(python: PythonTool) -> None:

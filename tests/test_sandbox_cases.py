@@ -6,12 +6,11 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sandbox_tools import is_tidy, make, num_resting, run
+from sandbox_tools import is_tidy, num_resting, run
 
 from gruppo.tools.python import PythonTool
 from gruppo.types import ToolResult
@@ -20,21 +19,6 @@ if sys.platform != "linux":
     pytest.skip("the sandbox needs Linux", allow_module_level=True)
 
 CASES = [json.loads(line) for line in (Path(__file__).parent / "cases" / "sandbox.jsonl").read_text().splitlines()]
-
-
-@pytest.fixture(scope="module", params=["namespaces", "landlock"])
-def python(request: pytest.FixtureRequest) -> Iterator[PythonTool]:
-    made = make(request.param, seconds=10, concurrent=4)
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module", params=["namespaces", "landlock"])
-def brief(request: pytest.FixtureRequest) -> Iterator[PythonTool]:
-    """With a short wall time."""
-    made = make(request.param, seconds=1, concurrent=2)
-    yield made
-    made.close()
 
 
 def case(number: str) -> Any:

@@ -35,14 +35,7 @@ from gruppo.algorithms.returns import (
     rewards_to_go,
     token_rewards,
 )
-from gruppo.algorithms.shaping import (
-    AGENT_WEIGHTS,
-    excess_length_penalty,
-    length_penalty,
-    soft_overlong,
-    step_bonus,
-    weighted_sum,
-)
+from gruppo.algorithms.shaping import group_length_penalty, soft_overlong
 from gruppo.evaluation.statistics import pass_at_k
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "advantages.json").read_text())
@@ -157,42 +150,11 @@ def test_soft_overlong_refuses_a_cache_that_does_not_fit(cache) -> None:
 
 
 def test_length_penalty_of_a_group() -> None:
-    shaped = length_penalty([1, 1, 0, 1], [100, 200, 50, 400], 0.1)
+    shaped = group_length_penalty([1, 1, 0, 1], [100, 200, 50, 400], 0.1)
     assert shaped == pytest.approx([0.98125, 0.9625, -0.009375, 0.925])
     assert centred(shaped) == pytest.approx([0.26640625, 0.24765625, -0.72421875, 0.21015625])
-    assert length_penalty([1, 0], [0, 0], 0.1) == [1, 0]
-    assert length_penalty([0, 0], [5, 9], 0.1) == [0, 0]  # a group that solves nothing is not pressed to be short
-
-
-def test_only_correct_answers_pay_for_their_length() -> None:
-    assert excess_length_penalty(1, 500, 200) == pytest.approx(0.7)
-    assert excess_length_penalty(1, 150, 200) == 1
-    assert excess_length_penalty(0, 5000, 200) == 0 and excess_length_penalty(-1, 5000, 200) == -1
-    assert excess_length_penalty(1, 5000, 200) == 0  # not less than a wrong answer
-
-
-def test_steps_are_paid_up_to_a_limit() -> None:
-    assert step_bonus(1, 3) == pytest.approx(1.3)
-    assert step_bonus(1, 500) == step_bonus(1, 5) == pytest.approx(1.5)
-
-
-def test_weighted_sum_of_an_agents_dimensions() -> None:
-    assert weighted_sum({"completion": 1, "tools": 0.75, "efficiency": 0.6, "format": 0.8}) == pytest.approx(0.86)
-    assert sum(AGENT_WEIGHTS.values()) == pytest.approx(1) and AGENT_WEIGHTS["completion"] >= 0.5
-
-
-def test_weighted_sum_skips_what_has_no_score() -> None:
-    weights = {"right": 1.0, "short": 2.0}
-    assert weighted_sum({"right": 1, "short": 0.5}, weights) == 2
-    assert weighted_sum({"right": None, "short": 0.25}, weights) == 0.5
-    assert weighted_sum({"right": None, "short": None}, weights) is None
-
-
-def test_weighted_sum_refuses_other_names_and_values_that_are_no_numbers() -> None:
-    with pytest.raises(ValueError, match="'tone'"):
-        weighted_sum({"right": 1, "tone": 1}, {"right": 1.0})
-    with pytest.raises(ValueError, match="short=inf"):
-        weighted_sum({"right": 1, "short": math.inf}, {"right": 1.0, "short": 1.0})
+    assert group_length_penalty([1, 0], [0, 0], 0.1) == [1, 0]
+    assert group_length_penalty([0, 0], [5, 9], 0.1) == [0, 0]  # a group that solves nothing is not pressed to be short
 
 
 # Tasks ---------------------------------------------------------------------------------------------------------------

@@ -264,8 +264,12 @@ def test_formats_that_are_not_read_are_refused() -> None:
         ("<think>Action: a\nObservation: b</think>Action: c", "<think>Action: a\nObservation: b</think>Action: c"),
         ("Observation: the sum is 7, so\nAnswer: 7", "Observation: the sum is 7, so\nAnswer: 7"),
         (f"{WHOLE} my observation: none", f"{WHOLE} my observation: none"),
+        ("[search(query='x')]\nObservation: 7", "[search(query='x')]"),
+        ('{"name": "search", "parameters": {"query": "x"}}\nObservation: 7',
+         '{"name": "search", "parameters": {"query": "x"}}'),
+        ("[f(x)] is odd.\nObservation: 7 is too", "[f(x)] is odd.\nObservation: 7 is too"),
     ],
-)
+)  # fmt: skip
 def test_a_forged_observation_is_cut(text: str, kept: str) -> None:
     assert cut_observation(text) == kept
 

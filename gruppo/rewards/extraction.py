@@ -53,8 +53,12 @@ _HEADING = re.compile(
     r"|calculation|analysis|given|method|problem|question|result)\b|[0-9]{1,2}[.)][ \t]+[A-Za-z])",
     re.IGNORECASE,
 )
-_MENTION = re.compile(r"(?:\bfinal[ \t]+)?\banswer\b|答案", re.IGNORECASE)
+_MENTION = re.compile(
+    r"(?:\bfinal[ \t]+)?\banswer\b|答案|\b(?:correct|right|best)[ \t]+(?:option|choice)\b", re.IGNORECASE
+)
 _STATEMENT = re.compile(
+    r"\b(?:correct|right|best)[ \t]+(?:option|choice)(?:[ \t]*\*\*)?(?:[ \t]+is\b|[ \t]*[:：])(?:[ \t]*\*\*)?[ \t]*:?"
+    r"(?=[\s$\\(*]{0,8}(?:text\w{0,2}\{)?\(?(?-i:[A-H])\b)|"
     r"\bfinal[ \t]+answer\b(?:[ \t]*\*\*)?(?:[ \t]+is\b|[ \t]*[:：=]|(?=\s*(?:\n|$|[$\\0-9*-])))[ \t]*(?:\*\*)?[ \t]*:?"
     r"|\banswer(?:[ \t]+(?:to|for|of)[ \t][^.:\n]{1,80}?)?(?:[ \t]*\*\*)?"
     r"(?:[ \t]+(?:is|was|would[ \t]+be|must[ \t]+be|should[ \t]+be|equals|are)\b(?:[ \t]+therefore|[ \t]+thus)?[ \t]*:?"

@@ -31,11 +31,11 @@ def grade_file(file: Path, out: Path | None = None) -> Counter[str]:
         DataError: names the file and the line; nothing has been written then.
         UserError: `out` can't be written.
     """
-    rows, counts = list(_rows(file)), Counter[str]()  # all of them first: `out` may be `file`
+    rows, counts = list(read_rows(file)), Counter[str]()  # all of them first: `out` may be `file`
     try:
         with out.open("w", encoding="utf-8") if out else nullcontext(sys.stdout) as lines:
             for row in rows:
-                verdict = grade(row["prediction"] or "", _text(row["gold"]), row.get("mode", "completion"))
+                verdict = grade(row["prediction"] or "", text_of(row["gold"]), row.get("mode", "completion"))
                 counts[_name(verdict)] += 1
                 graded = row | {"correct": verdict.correct, "reason": verdict.reason}
                 lines.write(json.dumps(graded) + "\n")
@@ -57,11 +57,13 @@ def _name(verdict: Verdict) -> str:
     return {True: "right", False: "wrong", None: "no score"}[verdict.correct]
 
 
-def _text(gold: Any) -> str:
+def text_of(gold: Any) -> str:
+    """A gold answer, alternatives joined."""
     return "; ".join(map(str, gold)) if isinstance(gold, list) else str(gold)
 
 
-def _rows(file: Path) -> Iterator[Row]:
+def read_rows(file: Path) -> Iterator[Row]:
+    """The lines of a file of predictions. Raises DataError, which names the file and the line."""
     if not file.is_file():
         raise DataError(f"{file}: a folder, not a file" if file.is_dir() else missing_file(file))
     try:

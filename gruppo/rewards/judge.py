@@ -56,7 +56,7 @@ class JudgeConfig(Config):
     """The judge of the reward "judge": who it is, what it is asked, and how much it may cost."""
 
     engine: str = ""
-    """Which entry of [engines] judges."""
+    """Which entry of [engines] judges; "local" can't."""
     mode: Literal["binary", "graded", "ranking"] = "binary"
     """"binary": right or wrong, 1 or 0. "graded": a grade, as a share of `highest`. "ranking": the answers of a group
     are ranked in one call, from 1 for the best to 0 for the worst."""

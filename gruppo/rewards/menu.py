@@ -6,7 +6,7 @@ The other two hold their settings. It scores nothing and makes no engine: a judg
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -84,7 +84,7 @@ def make_rewards(
 
     def find(name: str) -> Reward:
         if name == "judge":
-            asked.setdefault(name, _make_judge(judge, engine, correct))
+            asked.setdefault(name, make_judge(judge, engine, correct))
             return asked[name]
         made: dict[str, Callable[[], Reward]] = {
             "accuracy": lambda: accuracy(correct),
@@ -114,18 +114,25 @@ def make_rewards(
     return found
 
 
+def check_names(names: Iterable[str], plain: Mapping[str, Reward]) -> None:
+    """Raises ConfigError for a function that is neither built in nor said to be the user's own."""
+    known = (*plain, *_DYNAMIC)
+    for name in names:
+        if ":" not in name and name not in known:
+            raise ConfigError(f"rewards.{name}: no such reward{suggest(name, known)}; your own is 'file.py:name'")
+
+
 def _load(name: str, plain: Mapping[str, Reward], style: Style) -> Reward:
     """The user's function. Raises ConfigError if there is none."""
-    if ":" not in name:
-        known = (*plain, *_DYNAMIC)
-        raise ConfigError(f"rewards.{name}: no such reward{suggest(name, known)}; your own is 'file.py:name'")
+    check_names([name], plain)
     function = load_object(name)
     if not callable(function):
         raise ConfigError(f"rewards.{name}: expected a function, got {type(function).__name__}")
     return of_completions(function, style) if takes_completions(function) else function
 
 
-def _make_judge(config: JudgeConfig, engine: Callable[[str], tuple[Engine, str]], correct: Grading) -> Judge:
+def make_judge(config: JudgeConfig, engine: Callable[[str], tuple[Engine, str]], correct: Grading) -> Judge:
+    """The judge that [judge] describes. Raises ConfigError for settings that don't go together."""
     if not config.engine:
         raise ConfigError('judge.engine is missing: the reward "judge" asks an entry of [engines]; name it there')
     if config.mode == "ranking" and config.fallback:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 from pydantic import Field
 
@@ -14,32 +16,41 @@ from gruppo.tool_calls import ToolCall, cut_observation, parse_tool_calls
 from gruppo.types import Message, Outcome, Task, Tool
 
 SYSTEM = """You answer questions. Think as long as you need, then end with a line "Answer: ...", the answer alone."""
-WITH_TOOLS = """To use a tool, write <tool_call>{"name": ..., "arguments": {...}}</tool_call> and wait for its result.
-The tools:
-"""
+CALLS = {
+    "hermes": 'write <tool_call>{"name": ..., "arguments": {...}}</tool_call>',
+    "llama": 'reply with nothing but {"name": ..., "parameters": {...}}',
+    "pythonic": "reply with nothing but [name(argument=value)], every argument by its name,",
+    "fenced": 'write a block\n```tool_call\n{"name": ..., "arguments": {...}}\n```\n',
+}
+WITH_TOOLS = "To use a tool, {call} and wait for its result.\nThe tools:\n"
 
 
 class SoloConfig(Config):
-    """The limits of the single agent."""
+    """The limits of the single agent, and how it calls tools."""
 
     max_turns: int = Field(6, ge=1)
     """Messages of the agent per question."""
+    call_format: Literal["template", "any", "hermes", "llama", "pythonic", "fenced"] = "template"
+    """How it is told to write tool calls, and how they are read: "template", as its model's chat template teaches it;
+    "any": told "hermes", read whatever it is; or a format of docs/tools.md."""
 
 
 class Solo:
-    """The team of one role, `agent`."""
+    """The team of one role, `agent`; `call_format` is a name of CALLS or "any", set by whoever knows the template."""
 
     roles = ("agent",)
 
     def __init__(self, config: SoloConfig) -> None:
         self.config = config
         self.prompts = {"agent": Prompt("{question}", SYSTEM)}
+        self.call_format = "any" if config.call_format == "template" else config.call_format
 
     async def play(self, task: Task, cast: Cast) -> str | None:
         """One attempt: the text after the last "Answer:", or the whole last message."""
-        messages = opening(cast["agent"].role.prompt, task, list(cast.tools.values()))
+        messages = opening(cast["agent"].role.prompt, task, list(cast.tools.values()), self.call_format)
+        read = partial(read_reply, call_format=self.call_format)
         for _ in range(self.config.max_turns):
-            action: Action[Reply] = await cast["agent"].say(read_reply, messages)
+            action: Action[Reply] = await cast["agent"].say(read, messages)
             messages.append({"role": "assistant", "content": cut_observation(action.text)})
             if action.value is None:
                 messages.append({"role": "user", "content": f"Error: {action.error}"})
@@ -61,21 +72,22 @@ class Reply:
     answer: str
 
 
-def read_reply(text: str) -> Reply:
+def read_reply(text: str, call_format: str = "any") -> Reply:
     """Raises ValueError if a tool call in the text is broken."""
-    calls, errors = parse_tool_calls(text)
+    calls, errors = parse_tool_calls(text, call_format)
     if errors:
         raise ValueError("; ".join(map(str, errors)))
     return Reply(calls, text.rpartition("Answer:")[2].strip())
 
 
-def opening(prompt: Prompt, task: Task, tools: Sequence[Tool]) -> list[Message]:
-    """System and user message; the system message lists the tools, if any."""
+def opening(prompt: Prompt, task: Task, tools: Sequence[Tool], call_format: str = "any") -> list[Message]:
+    """System and user message; the system message says how to call the tools, if there are any, and lists them."""
     messages = prompt.messages({"question": task.question})
     if tools:
         schemas = [
             {"name": tool.name, "description": tool.description, "parameters": dict(tool.schema)} for tool in tools
         ]
-        listed = WITH_TOOLS + "\n".join(json.dumps(schema) for schema in schemas)
+        told = WITH_TOOLS.format(call=CALLS["hermes" if call_format == "any" else call_format])
+        listed = told + "\n".join(json.dumps(schema) for schema in schemas)
         messages = [{"role": "system", "content": f"{prompt.system.strip()}\n\n{listed}".strip()}, messages[-1]]
     return messages

@@ -29,6 +29,8 @@ from gruppo.tools.schema import check_arguments, coerced, cut, schema_of
 from gruppo.types import CallContext, ToolResult
 
 MAX_OUTPUT = 3_500
+CORES = os.cpu_count() or 1
+LOOK_SECONDS = 0.02  # until a call that waits for a process looks again whether another one may start
 START_SECONDS = 60.0  # for a worker to import the tool's module and what that imports
 
 
@@ -69,7 +71,8 @@ class FunctionTool:
     """A function as a `Tool`: checked arguments, a deadline of `seconds`, an output of at most `max_output` characters.
 
     At most `workers` calls run at once, each in its own process (in a thread of its own with `in_process`); these start
-    when needed and are reused. An async function that is in process has no such bound.
+    when needed and are reused. Those that wait (for a server, for a clock) don't hold others up; for those that compute
+    no more processes are started than there are cores. An async function that is in process has no bound.
     """
 
     function: Callable[..., Any]
@@ -79,12 +82,14 @@ class FunctionTool:
     seconds: float = 10.0
     max_output: int = MAX_OUTPUT
     in_process: bool = False
-    workers: int = 4
+    workers: int = 64
     _idle: list[Worker] = field(default_factory=list, init=False, repr=False)
+    _busy: set[Worker] = field(default_factory=set, init=False, repr=False)
     _location: dict[str, str] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._slots = Slots(self.workers)
+        self._slots, self._line = Slots(self.workers), Slots(1)
+        self._freed: asyncio.Future[None] | None = None
         self._threads = ThreadPoolExecutor(self.workers, thread_name_prefix=f"tool-{self.name}")
         if not self.in_process:
             self._location = locate(self.function)
@@ -101,18 +106,15 @@ class FunctionTool:
             return ToolResult(False, error=wrong)
         if self.in_process and inspect.iscoroutinefunction(self.function):
             return await self._call_here(self.function(**arguments))
-        async with self._slots.here():
-            if self.in_process:  # not on the event loop, where every other episode would wait for it
+        if self.in_process:  # not on the event loop, where every other episode would wait for it
+            async with self._slots.here():
                 loop, call = asyncio.get_running_loop(), (self.function, arguments, self.max_output)
                 return await self._call_here(loop.run_in_executor(self._threads, perform, *call))
-            worker = self._worker()
-            try:
-                return await worker.call(arguments, self.seconds, self.max_output)
-            finally:
-                if worker.busy:  # no clean answer: hung, dead, or the caller was cancelled
-                    worker.close()
-                else:
-                    self._idle.append(worker)
+        worker = await self._worker()
+        try:
+            return await worker.call(arguments, self.seconds, self.max_output)
+        finally:
+            self._give_back(worker)
 
     async def _call_here(self, running: Awaitable[Any]) -> ToolResult:
         deadline = asyncio.timeout(self.seconds)
@@ -123,13 +125,34 @@ class FunctionTool:
         except Exception as error:  # a tool does not throw at the agent
             return timed_out(self.seconds) if deadline.expired() else failure(error, self.max_output)
 
-    def _worker(self) -> Worker:
+    async def _worker(self) -> Worker:
+        """One that is idle, else another one, if there may be more and a core is free for it."""
+        async with self._line.here():  # calls wait in line; the first one looks
+            while not (worker := self._idle_worker()):
+                if len(self._busy) < self.workers and sum(other.computes for other in self._busy) < CORES:
+                    worker = Worker(self.name, self._location)
+                    break
+                self._freed = asyncio.get_running_loop().create_future()
+                await asyncio.wait([self._freed], timeout=LOOK_SECONDS)
+            self._busy.add(worker)
+            return worker
+
+    def _idle_worker(self) -> Worker | None:
         while self._idle:
             worker = self._idle.pop()
             if worker.process.poll() is None:
                 return worker
             worker.close()  # it died between two calls
-        return Worker(self.name, self._location)
+        return None
+
+    def _give_back(self, worker: Worker) -> None:
+        self._busy.discard(worker)
+        if worker.busy:  # no clean answer: hung, dead, or the caller was cancelled
+            worker.close()
+        else:
+            self._idle.append(worker)
+        if self._freed and not self._freed.done():
+            self._freed.set_result(None)
 
     def close(self) -> None:
         """End the worker processes; a later call starts new ones."""
@@ -192,6 +215,15 @@ class Worker:
             return ToolResult(False, error=f"the process of tool {self.tool_name!r} died with {self.close()}")
         self.busy = False
         return ToolResult(**reply)
+
+    @property
+    def computes(self) -> bool:
+        """Whether it is not waiting for anything at this moment, as far as the system tells (Linux)."""
+        try:
+            with open(f"/proc/{self.process.pid}/stat") as file:
+                return file.read().rpartition(")")[2].split()[0] in ("R", "D")
+        except OSError:
+            return False
 
     async def _get_ready(self) -> None:
         try:

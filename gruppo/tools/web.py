@@ -13,7 +13,7 @@ from gruppo.tools.base import MAX_OUTPUT
 from gruppo.tools.card import ToolCard
 from gruppo.tools.fetch import Fetcher, FetchError, Refusal, WebConfig
 from gruppo.tools.generator import ask
-from gruppo.tools.page import PageReader
+from gruppo.tools.page import PageReader, PageText
 from gruppo.tools.passages import Embedder, best, split
 from gruppo.tools.schema import check_arguments, coerced, cut
 from gruppo.types import CallContext, Engine, ToolResult
@@ -73,16 +73,20 @@ class WebTool:
     async def answer(self, query: str, url: str) -> str:
         """What the page says about the query. Raises FetchError, EngineError."""
         page = await self.reader.read(await self.fetcher.get(url))
-        # Embedding and ranking a large page takes a second, which other episodes should not wait for.
-        chosen = await asyncio.to_thread(lambda: best(split(page.text), query, TOP, self.embed))
-        if self.engine is None:
-            return as_data(page.title, page.url, chosen)
-        said = await ask(self.engine, SYNTHESIS, f"Question: {query}\n\n{as_data(page.title, page.url, chosen)}")
-        return f"{said}\n[from {page.title!r}, {page.url}]"
+        said = await sum_up(page, query, self.engine, self.embed)
+        return said if self.engine is None else f"{said}\n[from {page.title!r}, {page.url}]"
 
     def close(self) -> None:
         """End the processes that read pages."""
         self.reader.close()
+
+
+async def sum_up(page: PageText, query: str, engine: Engine | None, embed: Embedder | None) -> str:
+    """What a page says about the query: its best passages, or the engine's answer from them. Raises EngineError."""
+    # Embedding and ranking a large page takes a second, which other episodes should not wait for.
+    chosen = await asyncio.to_thread(lambda: best(split(page.text), query, TOP, embed))
+    shown = as_data(page.title, page.url, chosen)
+    return shown if engine is None else await ask(engine, SYNTHESIS, f"Question: {query}\n\n{shown}")
 
 
 def as_data(title: str, url: str, passages: Sequence[str]) -> str:

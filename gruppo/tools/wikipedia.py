@@ -15,11 +15,12 @@ from gruppo.tools.base import MAX_OUTPUT
 from gruppo.tools.card import ToolCard
 from gruppo.tools.fetch import FetchError, Refusal
 from gruppo.tools.generator import ask
-from gruppo.tools.mediawiki import Article, Encyclopedia
-from gruppo.tools.passages import Embedder, best, split
+from gruppo.tools.mediawiki import Encyclopedia
+from gruppo.tools.page import PageText
+from gruppo.tools.passages import Embedder
 from gruppo.tools.schema import check_arguments, coerced, cut
 from gruppo.tools.search import BM25Index
-from gruppo.tools.web import SYNTHESIS, TOP, as_data
+from gruppo.tools.web import sum_up
 from gruppo.types import CallContext, Engine, ToolResult
 
 MAX_TITLES = 10
@@ -147,11 +148,5 @@ class WikipediaArticlesTool:
             return page | {"options": list(article.options), "error": "ambiguous: ask again with one of the options"}
         if not article.text.strip():
             return page | {"error": "the article has no text"}
-        return page | {"retrieved_information": await self._say(query, article)}
-
-    async def _say(self, query: str, article: Article) -> str:
-        # A long article takes a while to rank, which other episodes should not wait for.
-        chosen = await asyncio.to_thread(lambda: best(split(article.text), query, TOP, self.embed))
-        if self.engine is None:
-            return as_data(article.title, article.url, chosen)
-        return await ask(self.engine, SYNTHESIS, f"Question: {query}\n\n{as_data(article.title, article.url, chosen)}")
+        found = PageText(article.url, article.title, article.text)
+        return page | {"retrieved_information": await sum_up(found, query, self.engine, self.embed)}

@@ -35,7 +35,8 @@ class Operation:
 
 @dataclass(frozen=True)
 class Collection:
-    """`kind`: its brackets "()", "[]", "(]", "[)", "{}"; "list" and "or" without any; "ratio", "matrix", "∪", "\\"."""
+    """`kind`: its brackets "()", "[]", "(]", "[)", "{}"; "list" and "or" without any; "ratio", "∪", "\\"; "matrix",
+    whose items are "row"s."""
 
     kind: str
     items: tuple[Node, ...]
@@ -115,5 +116,5 @@ def bracketed(opening: str, closing: str, content: Node | None) -> Node:
     items = parts(content)
     rows = [item for item in items if isinstance(item, Collection) and item.kind == "[]"]
     if kind == "[]" and len(rows) == len(items):
-        return Collection("matrix", tuple(Collection("list", row.items) for row in rows))
+        return Collection("matrix", tuple(Collection("row", row.items) for row in rows))
     return Collection(kind, items)

@@ -386,7 +386,7 @@ class Reader(Scanner):
                     rows.append([])
                 else:
                     self.skip("&")
-        return Collection("matrix", tuple(Collection("list", tuple(row)) for row in rows if row))
+        return Collection("matrix", tuple(Collection("row", tuple(row)) for row in rows if row))
 
 
 _FENCES = {
