@@ -34,13 +34,28 @@ class Reckoner:
     async def play(self, task: Task, cast: Cast) -> str | None:
         said = await cast["agent"].act(str, question=task.question)
         result = await cast.call("python", {"code": said.text})
-        total = await cast.call("calculate", {"expression": f"{task.result} + 1"})
+        total = await cast.call("double", {"number": int(task.result)})
         return f"{os.getpid()} {result.text.strip()} {total.text}"
 
 
 TASKS = [Task(str(number), f"{number} squared", str(number**2)) for number in (3, 1, 4, 1, 5)]
 TASKS[3] = replace(TASKS[3], id="1", question="once more")  # the same id twice: the second has draws of its own
-TOOLS = ToolsConfig(names=["python", "examples/my_tool.py:calculate"])
+DOUBLE = """from gruppo.tools import tool
+
+@tool(seconds=60)
+def double(number: int) -> int:
+    \"\"\"Twice a number.
+
+    number: any
+    \"\"\"
+    return 2 * number
+"""
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> ToolsConfig:
+    (tmp_path / "double.py").write_text(DOUBLE)
+    return ToolsConfig(names=["python", f"{tmp_path / 'double.py'}:double"], python_seconds=60)
 
 
 def reckoners(config: ToolsConfig) -> tuple[Rollout, Replicas]:
@@ -56,9 +71,11 @@ def told(groups: list[Group]) -> list[tuple[str, int, str]]:
     return [(g.id, e.attempt, (e.answer or "").partition(" ")[2]) for g in groups for e in g.episodes]
 
 
-def test_processes_play_what_one_would_with_tools_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_play_what_one_would_with_tools_of_their_own(
+    tools: ToolsConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    rollout, processes = reckoners(TOOLS)
+    rollout, processes = reckoners(tools)
     heard: list[Episode] = []
     rollouts = {
         label: replace(rollout, on_episode=heard.append, roles={"agent": replace(rollout.roles["agent"])})
@@ -87,17 +104,17 @@ def test_processes_play_what_one_would_with_tools_of_their_own(tmp_path: Path, m
     assert not list(tmp_path.glob("gruppo-python-*"))
 
 
-def test_a_failure_in_another_process_is_what_it_would_be_here() -> None:
+def test_a_failure_in_another_process_is_what_it_would_be_here(tools: ToolsConfig) -> None:
     class Broken(Reckoner):
         async def play(self, task: Task, cast: Cast) -> str | None:
             if task.id == "4":
                 raise ZeroDivisionError("at four")
             return await super().play(task, cast)
 
-    rollout, processes = reckoners(TOOLS)
+    rollout, processes = reckoners(tools)
     plain = replace(rollout, team=Broken(), troupe=None)
     again = Replicas(3)
-    troupe = Troupe(plain, again, partial(renew, TOOLS), close_tools)
+    troupe = Troupe(plain, again, partial(renew, tools), close_tools)
     found = replace(plain, troupe=troupe).collect(TASKS, 1, seed=0, label="x")
     assert [g.episodes[0].outcome.value for g in found] == ["completed"] * 2 + ["team_failed"] + ["completed"] * 2
     assert found[2].episodes[0].error == "ZeroDivisionError: at four"
