@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 
 from gruppo.cli import QUICKSTART, main
 from gruppo.store import Run
@@ -47,6 +46,8 @@ Command = Callable[..., Ended]
 @pytest.fixture
 def gruppo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
     """Call the command line with words, in an empty folder."""
+    import torch  # slow, and conftest.py imports this file also where tests are only handed out
+
     monkeypatch.chdir(tmp_path)
     threads = torch.get_num_threads()
 

@@ -1,5 +1,10 @@
-"""Fixtures that several test files use, and how property tests run: patient (machines may be busy), and the same each
-time in `make test`; `make test-all` looks for new examples."""
+"""Fixtures that several test files use, and how tests run: one thread each, as there may be a process of them per core.
+
+Property tests are patient (machines may be busy), and the same each time in `make test`; `make test-all` looks for new
+examples, and for more of them.
+"""
+
+import os
 
 from command_line import gruppo
 from hypothesis import HealthCheck, settings
@@ -7,6 +12,9 @@ from sandbox_tools import brief, python
 
 __all__ = ["brief", "gruppo", "python"]
 
-settings.register_profile("searching", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("repeatable", settings.get_profile("searching"), derandomize=True)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch is not imported yet, see command_line.py
+
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("searching", patient, max_examples=200)
+settings.register_profile("repeatable", patient, max_examples=50, derandomize=True)
 settings.load_profile("repeatable")

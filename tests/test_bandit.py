@@ -11,7 +11,7 @@ from gruppo.algorithms.losses import TREATS_CHOSEN_APART, LossSettings, kl_cov_t
 from gruppo.algorithms.ratios import Tokens
 
 PAYS = torch.tensor([0.0, 0.2, 0.5, 1.0], dtype=torch.float64)
-GROUPS, ATTEMPTS, STEPS = 4, 8, 40
+GROUPS, ATTEMPTS, STEPS = 4, 8, 20
 LEGAL = [
     (loss, advantage)
     for loss in LOSSES
@@ -24,7 +24,7 @@ def learn(loss: str, advantage: str, sign: float = 1.0) -> float:
     """The expected pay after training; at the start it is 0.425."""
     draw = torch.Generator().manual_seed(0)
     logits = torch.zeros(4, dtype=torch.float64, requires_grad=True)
-    optimizer = torch.optim.Adam([logits], lr=0.1)
+    optimizer = torch.optim.Adam([logits], lr=0.2)
     average = 0.0
     for _ in range(STEPS):
         arms_N = torch.multinomial(logits.detach().softmax(-1), GROUPS * ATTEMPTS, True, generator=draw)

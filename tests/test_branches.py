@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from contextlib import nullcontext
-from typing import Any
 
 import pytest
 import torch
@@ -24,7 +24,9 @@ from gruppo.types import Request
 WHOLE = {"gemma2", "gemma3_text", "gemma2 full", "gemma2 full with an adapted head"}
 
 
-def engine_of(model: Any) -> LocalEngine:
+@functools.cache  # making one tries its model
+def engine_of(name: str) -> LocalEngine:
+    model = MODELS[name]
     return LocalEngine(model, TOKENIZER, activate=lambda policy: nullcontext(model), version=lambda policy: 0)
 
 
@@ -42,14 +44,14 @@ def test_which_models_compute_branches() -> None:
 def test_any_groups_are_sampled_as_if_each_were_alone(
     name: str, groups: list[tuple[str, int]], lengths: list[int], seed: int
 ) -> None:
-    model, length = MODELS[name], itertools.cycle(lengths)
+    engine, length = engine_of(name), itertools.cycle(lengths)
     questions = [f"{text} {number}" for number, (text, attempts) in enumerate(groups) for _ in range(attempts)]
     requests: list[Request] = [
         ask(question, seed + number, temperature=0.5, max_tokens=next(length))
         for number, question in enumerate(questions)
     ]
-    for request, completion in zip(requests, engine_of(model).sample(requests), strict=True):
-        ids, logprobs = drawn(model, completion.prompt_ids, request, engine_of(model).end_ids)
+    for request, completion in zip(requests, engine.sample(requests), strict=True):
+        ids, logprobs = drawn(MODELS[name], completion, request, engine.end_ids)
         assert list(completion.ids) == ids
         assert completion.logprobs == pytest.approx(logprobs, rel=1e-5, abs=2e-5)
 

@@ -29,7 +29,7 @@ from gruppo.training.grpo import GRPOConfig
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "algorithms.md"
 TEXT = PAGE.read_text()
-TREES = {path: ast.parse(path.read_text()) for path in (ROOT / "gruppo").rglob("*.py")}
+PACKAGE = list((ROOT / "gruppo").rglob("*.py"))
 CONFIGS = {"": AlgorithmConfig, "credit": CreditConfig, "alarms": AlarmsConfig, "train": GRPOConfig}
 ARXIV = re.compile(r"\b[12]\d{3}\.\d{5}\b")
 HEADINGS = ["idea", "formula", "settings", "metrics", "departures"]
@@ -102,23 +102,29 @@ def test_settings_are_named_with_their_defaults_and_none_is_left_out() -> None:
     assert keys - named.keys() == {"preset"}  # which has no default
 
 
-def test_metrics_are_written_somewhere() -> None:
-    constants = [node for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+@pytest.fixture(scope="module")
+def trees() -> dict[Path, ast.Module]:
+    return {path: ast.parse(path.read_text()) for path in PACKAGE}
+
+
+def test_metrics_are_written_somewhere(trees: dict[Path, ast.Module]) -> None:
+    constants = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.Constant)]
     written = {node.value.rstrip("/") for node in constants if isinstance(node.value, str)}
     named = {metric for _, _, text in ENTRIES for metric in re.findall(r"`([\w/]+)`", parts(text)["metrics"])}
     assert named and named <= written
 
 
-def test_what_no_setting_reaches_is_what_the_page_says() -> None:
-    ours = [tree for path, tree in TREES.items() if path.parent.name == "algorithms"]
+def test_what_no_setting_reaches_is_what_the_page_says(trees: dict[Path, ast.Module]) -> None:
+    ours = [tree for path, tree in trees.items() if path.parent.name == "algorithms"]
     defined = {node.name for tree in ours for node in tree.body if isinstance(node, ast.FunctionDef)}
-    called = {node.id for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    called = {node.id for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.Name)}
     first_cells = re.findall(r"^\| (`.+?) \|", section("Not in the trainer yet"), re.MULTILINE)
     assert set(re.findall(r"`(\w+)`", " ".join(first_cells))) == defined - called
 
 
 def test_papers_of_the_code_are_cited_and_every_citation_is_a_link() -> None:
-    code = {number for path in TREES if path.parent.name == "algorithms" for number in ARXIV.findall(path.read_text())}
+    ours = [path.read_text() for path in PACKAGE if path.parent.name == "algorithms"]
+    code = {number for text in ours for number in ARXIV.findall(text)}
     links = dict(re.findall(rf"^\[({ARXIV.pattern})\]: (.+)$", TEXT, re.MULTILINE))
     used = set(re.findall(rf"\[({ARXIV.pattern})\](?!:)", TEXT))
     assert code <= used and used == links.keys() and set(ARXIV.findall(TEXT)) == used

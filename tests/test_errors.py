@@ -11,9 +11,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import QUICKSTART, Command, Ended, refused, training
+from command_line import QUICKSTART, SMALL, Command, Ended, refused, training
 from safetensors.torch import load_file, save_file
 
+from gruppo.config import load
+from gruppo.log import Log
+from gruppo.run import RunConfig
+from gruppo.stages import train
 from gruppo.store import Run
 from gruppo.training.model import TINY
 
@@ -159,49 +163,68 @@ def test_a_folder_with_a_model_of_an_unknown_kind(gruppo: Command, tmp_path: Pat
 
 def test_a_hub_id_reaches_for_nothing_unless_it_may(tmp_path: Path) -> None:
     """In processes of their own: the libraries read these variables as they are imported, and ask once per process."""
-    cases = {"not allowed": ({}, "false"), "offline": ({"HF_HUB_OFFLINE": "1"}, "true")}
-    processes = {}
-    for case, (variables, allow) in cases.items():
-        out = str(tmp_path / case)
-        words = training(out, model__base="nobody/nothing", model__allow_download=allow)
-        processes[case] = subprocess.Popen(
-            [sys.executable, "-c", WITHOUT_NETWORK, *words],
-            env={**os.environ, "HF_HOME": str(tmp_path / "cache"), **variables},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-    texts = {case: process.communicate(timeout=100) for case, process in processes.items()}
-    for case, (out, errors) in texts.items():
+    cases = {
+        out: (variables, training(out, model__base="nobody/nothing", model__allow_download=allow))
+        for name, variables, allow in (("not allowed", {}, "false"), ("offline", {"HF_HUB_OFFLINE": "1"}, "true"))
+        for out in [str(tmp_path / name)]
+    }
+    command = [sys.executable, "-c", WITHOUT_NETWORK, json.dumps(cases)]
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "cache")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    codes = json.loads(done.stdout)
+    assert codes.keys() == cases.keys()
+    for case, code in codes.items():
+        out, errors = (Path(f"{case}.{stream}").read_text() for stream in ("out", "err"))
         assert "reached for" not in errors, case
-        ended = Ended(processes[case].returncode, out, errors)
-        refused(ended, "model.base = 'nobody/nothing': no such folder, nor cached")
-    assert not any((tmp_path / case).exists() for case in cases)
+        refused(Ended(code, out, errors), "model.base = 'nobody/nothing': no such folder, nor cached")
+        assert not Path(case).exists()
 
 
+# Forks after the slow half of all imports, which knows nothing of the hub.
 WITHOUT_NETWORK = """
-import os, socket, sys
+import json, os, socket, sys
 
 def reach(host, *arguments, **options):
     sys.stderr.write(f"reached for {host}\\n")
     os._exit(3)
 
 socket.getaddrinfo = reach
-from gruppo.cli import main
-main()
+import torch._inductor.compile_fx, torch.distributed.tensor
+assert "huggingface_hub" not in sys.modules
+children = {}
+for case, (variables, words) in json.loads(sys.argv[1]).items():
+    children[case] = os.fork()
+    if children[case] == 0:
+        os.environ.update(variables)
+        for number, stream in ((1, "out"), (2, "err")):
+            os.dup2(os.open(f"{case}.{stream}", os.O_WRONLY | os.O_CREAT), number)
+        sys.argv[1:] = words
+        from gruppo.cli import main
+        main()
+codes = {case: os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for case, child in children.items()}
+print(json.dumps(codes))
 """
 
 
 # The run folder ------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a base of the user's and a run of one step on it."""
+    folder = tmp_path_factory.mktemp("played")
+    shutil.copytree(TINY, folder / "model")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        train(load(RunConfig, [QUICKSTART], SMALL | {"model.base": "model"}), Path("run"), False, Log())
+    return folder
+
+
 @pytest.fixture
-def finished(gruppo: Command, tmp_path: Path) -> Path:
-    """A run of one step on a base in a folder of the user's."""
-    shutil.copytree(TINY, tmp_path / "model")
-    ended = gruppo(*training(model__base="model"))
-    assert ended.code == 0, ended.err
-    return tmp_path / "run"
+def finished(played: Path, tmp_path: Path) -> Path:
+    """A copy of that run, in the folder that commands are called in."""
+    return shutil.copytree(played, tmp_path, dirs_exist_ok=True) / "run"
 
 
 def contents(folder: Path) -> dict[str, bytes]:

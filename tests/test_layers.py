@@ -9,9 +9,11 @@ import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 MODULES = {
-    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): ast.parse(path.read_text())
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for path in (ROOT / "gruppo").rglob("*.py")
 }
 LAYERS = """types errors | config log chat bounded_json episodes prefix_tree replicas
@@ -37,25 +39,28 @@ def imports(tree: ast.AST) -> set[str]:
     return found
 
 
-OURS = {name: {other for other in imports(tree) if other in MODULES} for name, tree in MODULES.items()}
+@pytest.fixture(scope="module")
+def trees() -> dict[str, ast.Module]:
+    return {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
 
 
-def test_imports_point_one_way_and_never_in_a_circle() -> None:
-    for name, others in OURS.items():
+def test_imports_point_one_way_and_never_in_a_circle(trees: dict[str, ast.Module]) -> None:
+    ours = {name: {other for other in imports(tree) if other in MODULES} for name, tree in trees.items()}
+    for name, others in ours.items():
         for part, other in ((name.split(".")[1:2], other.split(".")[1:2]) for other in others):
             assert part == other or LEVEL[other[0]] < LEVEL[part[0]], f"{name} may not import {other[0]}"
-    TopologicalSorter(OURS).prepare()  # raises CycleError, which names the cycle
+    TopologicalSorter(ours).prepare()  # raises CycleError, which names the cycle
 
 
-def test_torch_is_imported_only_where_it_computes() -> None:
-    using = {name for name, tree in MODULES.items() if "torch" in {other.split(".")[0] for other in imports(tree)}}
+def test_torch_is_imported_only_where_it_computes(trees: dict[str, ast.Module]) -> None:
+    using = {name for name, tree in trees.items() if "torch" in {other.split(".")[0] for other in imports(tree)}}
     assert using and not [name for name in using if not TORCH.fullmatch(name)]
 
 
-def test_only_the_command_line_imports_our_code_late() -> None:
+def test_only_the_command_line_imports_our_code_late(trees: dict[str, ast.Module]) -> None:
     kinds = ast.FunctionDef | ast.AsyncFunctionDef
-    functions = [(name, node) for name, tree in MODULES.items() for node in ast.walk(tree) if isinstance(node, kinds)]
-    late = {name for name, function in functions if imports(function) & MODULES.keys()}
+    functions = [(name, node) for name, tree in trees.items() for node in ast.walk(tree) if isinstance(node, kinds)]
+    late = {name for name, function in functions if imports(function) & trees.keys()}
     assert late == {"gruppo.cli", "gruppo.cli_assess", "gruppo.cli_data"}
 
 

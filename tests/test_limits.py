@@ -15,18 +15,25 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("scripts", "examples", "benchmarks", "tests")
 PACKAGE = sorted((ROOT / "gruppo").rglob("*.py"))
 SOURCES = [*PACKAGE, *(path for folder in FOLDERS for path in sorted((ROOT / folder).glob("*.py")))]
-TREES = {path: ast.parse(path.read_text()) for path in SOURCES}
-NODES = {path: list(ast.walk(tree)) for path, tree in TREES.items()}
 HUBS = {"grpo"}  # functions that read as a story from top to bottom
 FORBIDDEN = {"utils", "helpers", "common", "registry", "factory", "manager", "base_trainer", "callbacks"}
 MACHINE_PATH = re.compile(r"(?<![\w.~])/(work|home|root|Users|mnt|workspace)/\w")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+Nodes = dict[Path, list[ast.AST]]
 
 
-def functions(paths: Sequence[Path]) -> Iterator[tuple[str, Function]]:
+@pytest.fixture(scope="module")
+def nodes() -> Nodes:
+    """Of each source file, the nodes that are looked at; the first is the module."""
+    kinds = ast.Module | Function | ast.ExceptHandler | ast.Name
+    found = {path: ast.walk(ast.parse(path.read_text())) for path in SOURCES}
+    return {path: [node for node in all_of_it if isinstance(node, kinds)] for path, all_of_it in found.items()}
+
+
+def functions(paths: Sequence[Path], nodes: Nodes) -> Iterator[tuple[str, Function]]:
     for path in paths:
-        for node in NODES[path]:
+        for node in nodes[path]:
             if isinstance(node, Function):
                 yield f"{path.relative_to(ROOT)}:{node.lineno} {node.name}", node
 
@@ -57,8 +64,8 @@ def test_files_are_short() -> None:
     assert num_lines(ROOT / "README.md") <= 200
 
 
-def test_functions_are_short_and_take_few_parameters() -> None:
-    found = list(functions(SOURCES))
+def test_functions_are_short_and_take_few_parameters(nodes: Nodes) -> None:
+    found = list(functions(SOURCES, nodes))
     sizes = {name: (node.end_lineno or 0) - node.lineno + 1 for name, node in found if node.name not in HUBS}
     hubs = {name: (node.end_lineno or 0) - node.lineno + 1 for name, node in found if node.name in HUBS}
     counts = {name: len(parameters(node)) for name, node in found}
@@ -67,14 +74,14 @@ def test_functions_are_short_and_take_few_parameters() -> None:
     assert not {name: count for name, count in counts.items() if count > 8}
 
 
-def test_functions_are_annotated_and_modules_say_what_they_are() -> None:
-    found = dict(functions(PACKAGE))
+def test_functions_are_annotated_and_modules_say_what_they_are(nodes: Nodes) -> None:
+    found = dict(functions(PACKAGE, nodes))
     is_bare = {
         name: node.returns is None or None in [a.annotation for a in parameters(node)] for name, node in found.items()
     }
     bare = [name for name, missing in is_bare.items() if missing]
     assert len(bare) <= 0.05 * len(found), bare
-    assert not [str(path.relative_to(ROOT)) for path, tree in TREES.items() if not ast.get_docstring(tree)]
+    assert not [str(path.relative_to(ROOT)) for path, (tree, *_) in nodes.items() if not ast.get_docstring(tree)]
 
 
 def test_core_dependencies_are_few() -> None:
@@ -85,10 +92,10 @@ def test_no_file_is_named_after_nothing() -> None:
     assert not [path for path in tracked_files() if {path.stem, path.parent.name} & FORBIDDEN]
 
 
-def test_no_bare_except_and_little_probing() -> None:
-    handlers = [node for nodes in NODES.values() for node in nodes if isinstance(node, ast.ExceptHandler)]
+def test_no_bare_except_and_little_probing(nodes: Nodes) -> None:
+    handlers = [node for own in nodes.values() for node in own if isinstance(node, ast.ExceptHandler)]
     assert handlers and not [ast.unparse(handler) for handler in handlers if handler.type is None]
-    names = [(path, node) for path in PACKAGE for node in NODES[path] if isinstance(node, ast.Name)]
+    names = [(path, node) for path in PACKAGE for node in nodes[path] if isinstance(node, ast.Name)]
     probes = [f"{path}:{node.lineno}" for path, node in names if node.id in ("getattr", "hasattr")]
     assert len(probes) <= sum(map(num_lines, PACKAGE)) / 1000, probes
 

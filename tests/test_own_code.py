@@ -38,7 +38,8 @@ def text(task, episodes):
 def with_reward(tmp_path: Path, name: str, **changes: str) -> list[str]:
     """A run whose one reward function is `name` of a file of the user's."""
     (tmp_path / "rewards.py").write_text(REWARDS)
-    return training(rewards=f'{{"rewards.py:{name}" = 1.0}}', tasks__num_train="2", **changes)
+    lookups = {"tasks__num_train": "2", "tasks__families": '["lookup"]', "tools__names": '["wikipedia"]'}
+    return training(rewards=f'{{"rewards.py:{name}" = 1.0}}', **lookups, **changes)
 
 
 @pytest.mark.parametrize(

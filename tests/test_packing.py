@@ -24,7 +24,7 @@ from gruppo.engines.local import LocalEngine
 from gruppo.engines.prefix_cache import PrefixCache
 from gruppo.training.logprobs import comes_apart, token_logprobs
 from gruppo.tree_attention import TREES, attending, computes_trees, takes_trees
-from gruppo.types import Request
+from gruppo.types import Completion, Request
 
 SHAPE = {
     **{"vocab_size": len(TOKENIZER), "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
@@ -272,17 +272,22 @@ def test_rows_that_are_sequences_of_their_own_share_what_they_begin_with() -> No
 # ---- sampling -------------------------------------------------------------------------------------------------------
 
 
-def drawn(model: Any, prompt_ids: Sequence[int], request: Request, end_ids: Sequence[int]) -> tuple[list, list]:
-    """Ids and log-probs by a whole forward at every token, from the same numbers of the seed."""
+def drawn(model: Any, done: Completion, request: Request, end_ids: Sequence[int]) -> tuple[list, list]:
+    """Ids and log-probs by a whole forward, from the same numbers of the seed.
+
+    Of each token, given those before it: if one differs, or the completion ends too early, the ids differ from there.
+    """
     ids, logprobs, random, sampling = [], [], Random(request.seed), request.sampling
-    while len(ids) < sampling.max_tokens and not set(ids) & set(end_ids):
-        with torch.no_grad():
-            logits = model(input_ids=torch.tensor([[*prompt_ids, *ids]])).logits[0, -1]
+    with torch.no_grad():
+        logits_SV = model(input_ids=torch.tensor([done.prompt_ids + done.ids])).logits[0, len(done.prompt_ids) - 1 :]
+    for logits in logits_SV[: sampling.max_tokens]:
         logprobs_V = (logits / (sampling.temperature or 1.0)).log_softmax(-1)
         cumulative_V = logprobs_V.exp().double().cumsum(-1)
         place = int(torch.searchsorted(cumulative_V, random.random() * cumulative_V[-1], right=True))
         ids.append(place if sampling.temperature else int(logits.argmax()))
         logprobs.append(float(logprobs_V[ids[-1]]))
+        if ids[-1] in end_ids:
+            break
     return ids, logprobs
 
 
@@ -306,6 +311,6 @@ def test_sampling_with_shared_and_kept_key_values_equals_a_forward_at_every_toke
     ]
     for request, completion in zip(first + second, done + engine.sample(second), strict=True):
         assert list(completion.prompt_ids) == list(render(TOKENIZER, request.messages)[1])
-        ids, logprobs = drawn(model, completion.prompt_ids, request, engine.end_ids)
+        ids, logprobs = drawn(model, completion, request, engine.end_ids)
         assert list(completion.ids) == ids
         assert completion.logprobs == pytest.approx(logprobs, rel=1e-5, abs=2e-5)

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import random
 import shutil
+import signal
 import subprocess
 import sys
+import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 
+from gruppo.cli import main
 from gruppo.config import load
 from gruppo.log import Log
 from gruppo.run import RunConfig
@@ -22,11 +29,13 @@ from gruppo.store import Run
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from kill_resume import QUICKSTART, SMALL, differences, ending_of  # noqa: E402
+from kill_resume import QUICKSTART, SMALL, can_resume, differences, ending_of  # noqa: E402
 
+SMALLER = SMALL | {"train.tasks_per_step": "2"}
 HALF_WAY = 2
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # seven processes that import torch, on a machine that may be busy
 def test_three_kills_end_as_the_run_that_was_not_killed(tmp_path: Path) -> None:
     program = [sys.executable, str(ROOT / "benchmarks" / "kill_resume.py")]
@@ -39,13 +48,47 @@ def test_three_kills_end_as_the_run_that_was_not_killed(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The small run with every checkpoint kept, without its evaluations."""
+    """A smaller run with every checkpoint kept, without its evaluations."""
     threads = torch.get_num_threads()
     out = tmp_path_factory.mktemp("reference") / "run"
     changes = {"train.save_every": "1", "train.keep_last": "99", "train.steps": "4", "eval.stages": "false"}
-    train(load(RunConfig, [QUICKSTART], SMALL | changes), out, False, Log())
+    train(load(RunConfig, [QUICKSTART], SMALLER | changes), out, False, Log())
     yield out
     torch.set_num_threads(threads)
+
+
+def live(out: Path, resume: bool) -> None:
+    """The life of a process: the small run on the command line, or going on with it."""
+    os.setsid()  # so that what it starts is killed with it
+    anew = ["--config", str(QUICKSTART), *(word for key, value in SMALLER.items() for word in (f"--{key}", value))]
+    sys.argv = ["gruppo", "train", "--out", str(out), *(["--resume"] if resume else anew)]
+    main()
+
+
+def is_under_way(process: multiprocessing.process.BaseProcess, out: Path, steps: int) -> bool:
+    """Whether the run's folder is locked by a process and has the metrics of so many steps."""
+    lock, metrics = out / "run.lock", out / "metrics.jsonl"
+    is_owned = lock.exists() and lock.read_text().startswith(f"process {process.pid} on")
+    return is_owned and (metrics.read_bytes().count(b"\n") if metrics.exists() else 0) >= steps
+
+
+def test_a_run_that_is_killed_again_and_again_ends_as_one_that_was_not(reference: Path, tmp_path: Path) -> None:
+    """As above, in forks of this process, which has imported everything; and with evaluations, which change nothing."""
+    out, moments = tmp_path / "run", random.Random(1)
+    for steps in (0, 2, 5, None):  # before the cold start is over; before a policy has learnt; around a checkpoint
+        process = multiprocessing.get_context("fork").Process(target=live, args=(out, can_resume(out)), daemon=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # threads at a fork
+            process.start()
+        if steps is not None:
+            while process.is_alive() and not is_under_way(process, out, steps):
+                time.sleep(0.002)
+            time.sleep(moments.uniform(0, 0.2))
+            if process.is_alive():
+                os.killpg(process.pid, signal.SIGKILL)
+        process.join()
+        assert process.exitcode == (0 if steps is None else -signal.SIGKILL), "its words are above"
+    assert not differences(ending_of(reference), ending_of(out))
 
 
 def lose_nothing(folder: Path, state: dict[str, Any]) -> None:

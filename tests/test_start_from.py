@@ -17,7 +17,6 @@ from gruppo.errors import ConfigError
 from gruppo.run import RunConfig
 from gruppo.stages import train
 from gruppo.store import Checkpoint, Run
-from gruppo.training.model import TINY
 
 REWARD = """
 def noise(task, episodes):
@@ -108,7 +107,7 @@ def other_policy(root: Path, first: Path) -> dict[str, str]:
 
 
 def other_base(root: Path, first: Path) -> dict[str, str]:
-    base = shutil.copytree(TINY, first.parent / "model")
+    base = shutil.copytree(root / "base", first.parent / "model")
     tensors = load_file(base / "model.safetensors")
     name = min(tensors)
     save_file(tensors | {name: tensors[name] + 1e-3}, base / "model.safetensors", metadata={"format": "pt"})
