@@ -23,7 +23,8 @@ TINY = 869_760  # parameters of the embedded model
 RANK_16 = 16 * 4 * ((128 + 128) * 2 + (128 + 64) * 2 + (128 + 384) * 3)  # 4 layers: q and o, k and v, the MLP's three
 FACTOR = 1.5  # between the estimated and the real memory of an update, either way
 UPDATE = """
-import json, random, resource, sys
+import json, random, sys
+from pathlib import Path
 from gruppo.algorithms import AlgorithmConfig
 from gruppo.algorithms.batching import Row
 from gruppo.training.learner import Learner
@@ -39,9 +40,10 @@ def step(count):
     rows = [Row(tuple(draw.choices(range(5, 640), k=192)), tuple(draw.choices(range(5, 640), k=64)), (), 1.0, 1.0,
                 episode=(number // 8, number)) for number in range(count)]
     update(learner, "one", [rows], Step(AlgorithmConfig(), Coefficients(0, 0), 1.0, 1.0, tokens))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) * 1024
 
 before = step(2)
+Path("/proc/self/clear_refs").write_text("5")  # the peak of this process alone, not of the one it was forked from
 print(json.dumps(step(tokens // 256) - before))
 """
 

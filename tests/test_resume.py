@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from kill_resume import QUICKSTART, SMALL, can_resume, differences, ending_of  # noqa: E402
 
-SMALLER = SMALL | {"train.tasks_per_step": "2"}
+SMALLER = SMALL | {"train.tasks_per_step": "2", "train.curriculum": "none"}
 HALF_WAY = 2
 
 
@@ -76,7 +76,7 @@ def test_a_run_that_is_killed_again_and_again_ends_as_one_that_was_not(reference
     """As above, in forks of this process, which has imported everything; and with evaluations, which change nothing."""
     out, moments = tmp_path / "run", random.Random(1)
     for steps in (0, 2, 5, None):  # before the cold start is over; before a policy has learnt; around a checkpoint
-        process = multiprocessing.get_context("fork").Process(target=live, args=(out, can_resume(out)), daemon=True)
+        process = multiprocessing.get_context("fork").Process(target=live, args=(out, can_resume(out)))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # threads at a fork
             process.start()
