@@ -344,6 +344,7 @@ def test_an_interrupt_ends_what_plays(mode: str, where: str, caplog: pytest.LogC
         return ones(task, episodes)
 
     def interrupted() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # who started the tests may have had it ignored
         waves = {"max_concurrent": 1} if mode == "lockstep" and where == "reward" else {}  # or t0 waits for the others
         with pytest.raises(KeyboardInterrupt):
             make(team, Counting(), echo, reward=reward, mode=mode, **waves).collect(tasks(*EIGHT), 1, 0, "step")

@@ -52,7 +52,8 @@ def config_of(**overrides: str) -> RunConfig:
     return load(RunConfig, [QUICKSTART], {key.replace("__", "."): value for key, value in overrides.items()})
 
 
-@pytest.mark.parametrize("full", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["adapter", "full"])
+@pytest.mark.slow
+@pytest.mark.parametrize("full", [False, True], ids=["adapter", "full"])
 def test_the_memory_of_an_update_is_what_a_process_takes(full: bool) -> None:
     tokens = 3072
     command = [sys.executable, "-c", UPDATE, "full" if full else "adapter", str(tokens)]
