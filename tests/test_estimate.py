@@ -148,7 +148,8 @@ def test_a_probe_measures_time_and_lengths() -> None:
 def test_the_command_prints_tables_or_json(gruppo: Command) -> None:
     ended = gruppo("estimate", "-c", str(QUICKSTART))
     assert ended.code == 0, ended
-    for part in (f"{TINY:,}", f"{RANK_16:,} trained", "base weights", "2,048", "checkpoints", "Bounds:"):
+    episodes = f"{estimate(config_of()).episodes:,}"
+    for part in (f"{TINY:,}", f"{RANK_16:,} trained", "base weights", episodes, "checkpoints", "Bounds:"):
         assert part in ended.out, part
     found = json.loads(gruppo("estimate", "-c", str(QUICKSTART), "--json").out)
     assert found["base"] == TINY and found["peak"] > 0
