@@ -201,6 +201,7 @@ def assemble(config: RunConfig) -> Assembly:
         version=learner.version,
         replicas=learner.replicas,
         cache=partial(PrefixCache, config.model.cache_mb * 2**20, learner.changes),
+        drafted=config.model.draft_tokens,
     )
     if isinstance(team, Solo) and tools:
         if config.team.solo.call_format == "template" and "local" in {role.engine for role in roles.values()}:

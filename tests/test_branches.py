@@ -15,7 +15,7 @@ from test_packing import MODELS, TOKENIZER, drawn
 from torch import Tensor
 
 from gruppo.engines.branches import BRANCHES, Places, computes_branches
-from gruppo.engines.decoding import _quantile
+from gruppo.engines.draws import quantile
 from gruppo.engines.local import LocalEngine
 from gruppo.tree_attention import attending
 from gruppo.types import Request
@@ -86,7 +86,7 @@ def test_a_quantile_is_where_the_whole_cumulative_sum_says(size: int, seed: int,
     probs_BV[:, 1::2] = 0.0  # as a nucleus leaves them
     share_B1 = torch.rand(16, 1, generator=random, dtype=torch.float64)
     share_B1[0], share_B1[1] = 0.0, 1 - 2.0**-53
-    found_B1 = _quantile(probs_BV, share_B1)
+    found_B1 = quantile(probs_BV, share_B1)
     cumulative_BV = probs_BV.cumsum(-1, dtype=torch.float64)
     expected_B1 = torch.searchsorted(cumulative_BV, share_B1 * cumulative_BV[:, -1:], right=True)
     assert torch.equal(found_B1[2:], expected_B1[2:])

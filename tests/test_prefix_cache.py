@@ -260,7 +260,7 @@ def test_a_small_cache_forgets_and_the_results_are_the_same(max_bytes: int) -> N
     without = play(make_engine(model, 0), Conversations(max_tokens=12))
     engine = make_engine(model, max_bytes)
     assert_same(play(engine, Conversations(max_tokens=12)), without)
-    assert engine.caches[0].num_bytes <= max_bytes
+    assert engine.memories[0].cache.num_bytes <= max_bytes
 
 
 def test_what_was_not_used_for_longest_goes_first() -> None:
@@ -342,7 +342,7 @@ def play_in(num: int, can_fork: bool, monkeypatch: pytest.MonkeyPatch) -> list[C
         return play(engine, Conversations((None, "planner")))
     finally:
         engine.replicas.stop()
-        used = [number for number, cache in enumerate(engine.caches) if cache.num_bytes]
+        used = [number for number, memory in enumerate(engine.memories) if memory.cache.num_bytes]
         assert used == ([0] if can_fork else list(range(num))), "each share fills its own, in its own process"
 
 
@@ -376,6 +376,6 @@ def test_the_config_turns_the_cache_on_for_every_process(tmp_path: Path) -> None
     found = []
     for keys in ({}, {"model__cache_mb": "3", "model__processes": "2"}):
         assembly = assemble(config_of(tmp_path, **keys))
-        found.append([cache.max_bytes for cache in assembly.rollout.engines["local"].caches])
+        found.append([memory.cache.max_bytes for memory in assembly.rollout.engines["local"].memories])
         assembly.close()
     assert found == [[0], [3 * 2**20] * 2]

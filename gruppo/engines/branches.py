@@ -4,7 +4,8 @@ Attempts at one task go on from one prompt. Here its key-values exist once, besi
 branches' queries meet them in one product, where a plain cache copies and reads them for every attempt. It knows no
 requests and draws nothing; `decoding` does. Models are unchanged: they call the attention that their config names.
 Legend: R prompts, U branches (sorted by prompt), W most branches of one prompt, H heads, J heads of key-values, G = H /
-J, P positions of the longest prompt (left-padded), T sampled ids, L = P + T, D head size.
+J, P positions of the longest prompt (left-padded), T ids of the longest branch, Q ids fed at once (the newest and guesses
+at those after it), D head size.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ class Places:
 
     def __init__(self, mask_RP: Tensor, dtype: torch.dtype) -> None:
         """One branch for each prompt; the mask is 0 on padding."""
-        self.num_prompts = len(mask_RP)
+        self.num_prompts, self.dtype = len(mask_RP), dtype
         self.prompt_U = torch.arange(self.num_prompts, device=mask_RP.device)
         self.kept_R: Tensor | None = None  # the prompts that were kept by the last move, if some were not
         padded = not bool(mask_RP.all())
         self.bias_RP = (1 - mask_RP).to(dtype) * torch.finfo(dtype).min if padded else None
+        self.num_own = 0
         self._settle()
 
     def follow(self, parent_U: Tensor) -> None:
@@ -44,6 +46,19 @@ class Places:
             self.prompt_U, self.kept_R, self.num_prompts = which_U, alive_R, len(alive_R)
             self.bias_RP = None if self.bias_RP is None else self.bias_RP[alive_R]
         self._settle()
+
+    def feed(self, length_U: Tensor, num_fed: int) -> None:
+        """Before a forward: each branch has so many ids of its own, and is fed `num_fed` more.
+
+        What a branch was fed and has not kept lies behind its own ids, out of sight, until it is written over.
+        """
+        self.row_U1 = torch.arange(len(length_U), device=length_U.device)[:, None]
+        self.at_UQ = length_U[:, None] + torch.arange(num_fed, device=length_U.device)
+        self.num_own = int(length_U.max()) + num_fed
+        self.level = num_fed == 1 and int(length_U.min()) == self.num_own - 1  # then nothing is out of sight
+        if not self.level:
+            out_of_sight_UQT = torch.arange(self.num_own, device=length_U.device) > self.at_UQ[..., None]
+            self.own_bias_UQT = out_of_sight_UQT.to(self.dtype) * torch.finfo(self.dtype).min
 
     def _settle(self) -> None:
         count_R = torch.bincount(self.prompt_U, minlength=self.num_prompts)
@@ -83,29 +98,31 @@ class BranchLayer(DynamicLayer):
         )
 
     def branch(self, places: Places) -> None:
-        """From here on every branch adds one position at a time to its own."""
+        """From here on every branch adds to its own where the places say."""
         assert self.keys is not None and self.values is not None, "the prompts have been read"
         self.places = places
         self.prompts = self.keys, self.values
-        self.room = tuple(_with_room(states[:, :, :0]) for states in self.prompts)
-        self.used = 0
+        self.room = tuple(_with_room(states[:, :, :0], 0) for states in self.prompts)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Tensor]:
         """As it should be; once branched, what it returns as keys is for `attend`."""
         if self.places is None:
             return super().update(key_states, value_states, *args, **kwargs)
-        if self.used == self.room[0].shape[2]:
-            self.room = tuple(_with_room(states) for states in self.room)
-        self.used += 1
+        num_own = self.places.num_own
+        if num_own > self.room[0].shape[2]:
+            self.room = tuple(_with_room(states, num_own) for states in self.room)
         for room, states in zip(self.room, (key_states, value_states), strict=True):
-            room[:, :, self.used - 1 : self.used] = states
-        self.keys, self.values = (room[:, :, : self.used] for room in self.room)
+            if self.places.level:
+                room[:, :, num_own - 1 : num_own] = states
+            else:
+                room[self.places.row_U1, :, self.places.at_UQ] = states.transpose(1, 2)
+        self.keys, self.values = (room[:, :, :num_own] for room in self.room)
         return _Keys(self.keys, self.values, *self.prompts, self.places), self.values
 
     def reorder_cache(self, beam_idx: Any) -> None:
         """Keep the branches `beam_idx`, repeated or left out as it says; the places have followed them already."""
         assert self.places is not None
-        self.room = tuple(_with_room(states[:, :, : self.used][beam_idx]) for states in self.room)
+        self.room = tuple(_with_room(states[:, :, : self.places.num_own][beam_idx], 0) for states in self.room)
         if self.places.kept_R is not None:
             self.prompts = self.prompts[0][self.places.kept_R], self.prompts[1][self.places.kept_R]
 
@@ -114,14 +131,14 @@ class BranchLayer(DynamicLayer):
         assert self.places is not None
         prompt_U = self.places.prompt_U[chosen_U]
         keys, values = (
-            torch.cat((prompts[prompt_U], room[chosen_U, :, : self.used]), dim=2)
+            torch.cat((prompts[prompt_U], room[chosen_U, :, : self.places.num_own]), dim=2)
             for prompts, room in zip(self.prompts, self.room, strict=True)
         )
         return keys, values
 
     def get_seq_length(self) -> int:
         """Positions so far."""
-        return super().get_seq_length() if self.places is None else self.prompts[0].shape[2] + self.used
+        return super().get_seq_length() if self.places is None else self.prompts[0].shape[2] + self.places.num_own
 
 
 @dataclass(frozen=True)
@@ -144,12 +161,12 @@ def attend(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention [U, 1, H, D] of each branch's newest id, [U, H, 1, D], to its prompt and to all of its own."""
+    """Attention [U, Q, H, D] of what each branch is fed, [U, H, Q, D], to its prompt and to its own ids so far."""
     places = key.places
-    num_branches, num_heads, _, size = query.shape
+    num_branches, num_heads, num_fed, size = query.shape
     num_prompts, num_kv, num_positions, _ = key.prompt_keys.shape
-    per_kv, width = num_heads // num_kv, places.width
-    query_UJGD = (query * (size**-0.5 if scaling is None else scaling)).view(num_branches, num_kv, per_kv, size)
+    per_kv, width = num_heads // num_kv * num_fed, places.width
+    query_UJGD = (query * (size**-0.5 if scaling is None else scaling)).reshape(num_branches, num_kv, per_kv, size)
 
     spread = places.spread(query_UJGD).transpose(1, 2).reshape(num_prompts * num_kv, width * per_kv, size)
     to_prompts = torch.bmm(spread, key.prompt_keys.flatten(0, 1).transpose(1, 2))
@@ -157,7 +174,11 @@ def attend(
     if places.bias_RP is not None:
         to_prompts_RWJGP = to_prompts_RWJGP + places.bias_RP[:, None, None, None]
     to_own = torch.bmm(query_UJGD.flatten(0, 1), key.own_keys.flatten(0, 1).transpose(1, 2))
-    scores_UJGL = torch.cat((places.gathered(to_prompts_RWJGP), to_own.view(num_branches, num_kv, per_kv, -1)), dim=-1)
+    if not places.level:
+        to_own_UHQT = to_own.view(num_branches, num_heads, num_fed, -1)
+        to_own = to_own_UHQT + places.own_bias_UQT[:, None]
+    to_own_UJGT = to_own.view(num_branches, num_kv, per_kv, -1)
+    scores_UJGL = torch.cat((places.gathered(to_prompts_RWJGP), to_own_UJGT), dim=-1)
     probs_UJGL = scores_UJGL.softmax(-1, dtype=torch.float32).to(query.dtype)
 
     of_prompts = places.spread(probs_UJGL[..., :num_positions]).transpose(1, 2)
@@ -166,7 +187,7 @@ def attend(
     from_prompts_RWJGD = from_prompts.view(num_prompts, num_kv, width, per_kv, size).transpose(1, 2)
     from_own = torch.bmm(probs_UJGL[..., num_positions:].flatten(0, 1), key.own_values.flatten(0, 1))
     found_UJGD = places.gathered(from_prompts_RWJGD) + from_own.view(num_branches, num_kv, per_kv, size)
-    return found_UJGD.reshape(num_branches, 1, num_heads, size), None
+    return found_UJGD.reshape(num_branches, num_heads, num_fed, size).transpose(1, 2), None
 
 
 AttentionInterface.register(BRANCHES, attend)
@@ -214,10 +235,10 @@ def computes_branches(model: Any) -> bool:
             places = branch(cache.layers, torch.ones_like(sequences[:1, :3]))
             follow(cache.layers, places, torch.zeros(2, dtype=torch.long, device=model.device))
             with attending(model.config, BRANCHES):
-                for at in (3, 4):
-                    positions = torch.full((2, 1), at, device=model.device)
-                    now = {"input_ids": sequences[:, at : at + 1], "position_ids": positions}
-                    found = model(**now, cache=cache, use_cache=True).logits[:, -1]
+                for sign in (-1, 1):  # first other ids, as wrong guesses: what they left is written over
+                    places.feed(torch.zeros(2, dtype=torch.long, device=model.device), num_fed=2)
+                    fed = {"input_ids": sequences[:, 3:] * sign % 5, "position_ids": places.at_UQ + 3}
+                    found = model(**fed, cache=cache, use_cache=True).logits[:, -1]
         except Exception:  # a model of any make may raise anything at key-values that it does not know
             return False
         expected = model(input_ids=sequences, use_cache=False).logits[:, -1]
@@ -225,9 +246,9 @@ def computes_branches(model: Any) -> bool:
     return torch.allclose(found, expected, rtol=tolerance, atol=tolerance)
 
 
-def _with_room(states: Tensor) -> Tensor:
-    """A copy with uninitialised room behind it, which no view shows before it is written."""
+def _with_room(states: Tensor, least: int) -> Tensor:
+    """A copy with room behind it, for `least` positions in all and some more; what is hidden there must be finite."""
     num_branches, heads, used, size = states.shape
-    room = states.new_empty(num_branches, heads, used + max(16, used // 2), size)
+    room = states.new_zeros(num_branches, heads, max(least, used + max(16, used // 2)), size)
     room[:, :, :used] = states
     return room

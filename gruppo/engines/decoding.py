@@ -1,9 +1,9 @@
 """Decoding: from the prompts of one batch to sampled ids and their log-probabilities.
 
 What requests share is computed once: beginnings of prompts, prompts, and the ids sampled so far; what earlier batches
-left in a prefix cache is not computed again. Finished rows leave the batch. Legend: B requests, U branches, R rows of
-prompt trees, S nodes of a row, P prompt positions (left-padded), T sampled positions, K positions with logits, V
-vocabulary.
+left in a prefix cache is not computed again. Guesses are fed along, so that one forward may yield several ids. Finished
+rows leave the batch. Legend: B requests, U branches, R rows of prompt trees, S nodes of a row, P prompt positions
+(left-padded), T sampled positions, Q ids fed at once, G guesses, K positions with logits, V vocabulary.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from random import Random
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from gruppo.engines.branches import BRANCHES, LEAVE_SHARE, branch, follow, new_cache
+from gruppo.engines.drafts import ORDER, Drafts
+from gruppo.engines.draws import Draw
 from gruppo.engines.prefix_cache import PrefixCache, States
 from gruppo.prefix_tree import Ids, prefix_tree, shared_rows
 from gruppo.tree_attention import TREES, Paths, attending
@@ -36,88 +36,181 @@ class Prompted:
     prompt_ids: Ids
 
 
+@dataclass(frozen=True)
+class Memory:
+    """What a process knows from batches before: key-values of prompts, and what is said after what."""
+
+    cache: PrefixCache
+    drafts: Drafts
+
+
 def decode(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     rows: Sequence[Prompted],
     end_ids: Sequence[int],
-    known: PrefixCache | None,
+    memory: Memory | None,
 ) -> list[tuple[Ids, tuple[float, ...]]]:
     """Sampled ids and their log-probs for each row; the rows are of one policy.
 
     Rows that have the same prompt and have sampled the same ids so far are one branch, computed once: attempts at one
-    task part only where their draws do. What is `known` of the prompts is not computed again; it learns what was. None
-    is for a model that does not compute branches: then each has a whole cache of its own.
+    task part only where their draws do. What is in `memory` of the prompts is not computed again; it learns what was.
+    None is for a model that does not compute branches: then each has a whole cache of its own, and nothing is guessed.
     """
     device = next(model.parameters()).device
-    draw = _Draw.of(rows, device)
-    stops = _StopStrings(tokenizer, [row.request.sampling.stop for row in rows])
-    end = torch.tensor(end_ids, device=device)
-    num_steps = draw.uniforms_BT.shape[1]
-    ids_BT = torch.zeros(len(rows), num_steps, dtype=torch.long, device=device)
-    logprobs_BT = torch.zeros(len(rows), num_steps, device=device)
-    lengths_B = torch.zeros(len(rows), dtype=torch.long, device=device)
+    texts = _Texts(tokenizer, rows, end_ids, memory.drafts if memory else Drafts(), device)
     row_B = torch.arange(len(rows), device=device)  # the rows that go on
-
-    cache = new_cache(model, known is not None)
-    logits_UV, mask_UL, position_U, branch_B = _prefill(model, cache, rows, num_steps, known)
-    num_prompt = mask_UL.shape[1] - num_steps
-    places = branch(cache.layers, mask_UL[:, :num_prompt]) if known else None
-    left = _Left(cache.layers if known and known.max_bytes else [], branch_B)
-    for step in range(num_steps):
-        sampled_B, sampled_logprob_B = draw.step(logits_UV[branch_B], row_B, step)
-        ids_BT[row_B, step] = sampled_B
-        logprobs_BT[row_B, step] = sampled_logprob_B
-        lengths_B[row_B] += 1
-        finished_B = torch.isin(sampled_B, end) | (draw.max_tokens_B[row_B] <= step + 1)
-        finished_B |= stops.reached(ids_BT, row_B, step)
-        goes_on_B = ~finished_B
-        row_B, branch_B, sampled_B = row_B[goes_on_B], branch_B[goes_on_B], sampled_B[goes_on_B]
+    cache = new_cache(model, memory is not None)
+    logits_UV, mask_UL, position_U, branch_B = _prefill(model, cache, rows, texts.num_steps, memory)
+    num_prompt = mask_UL.shape[1] - texts.num_steps
+    places = branch(cache.layers, mask_UL[:, :num_prompt]) if memory else None
+    left = _Left(cache.layers if memory and memory.cache.max_bytes else [], branch_B)
+    logits_UQV, length_U, guess_UG = logits_UV[:, None], torch.zeros_like(position_U), position_U.new_empty(0, 0)
+    while True:
+        right_B = texts.draw(row_B, branch_B, logits_UQV, guess_UG)
+        goes_on_B = ~texts.ended_B[row_B]
+        row_B, branch_B, right_B = row_B[goes_on_B], branch_B[goes_on_B], right_B[goes_on_B]
         if not len(row_B):
             break
-        next_branches = _Branches.after(branch_B, sampled_B, num_old=len(mask_UL))
-        branch_B = next_branches.branch_B
-        left.follow(next_branches, row_B)
-        if next_branches.moved:
-            mask_UL, position_U = mask_UL[next_branches.parent_U], position_U[next_branches.parent_U]
-            follow(cache.layers, places, next_branches.parent_U)
+        branches = _Branches.after(branch_B, right_B, texts.newest_B[row_B], num_old=len(mask_UL))
+        branch_B = branches.branch_B
+        left.follow(branches, row_B)
+        if branches.moved:
+            mask_UL, position_U = mask_UL[branches.parent_U], position_U[branches.parent_U]
+            follow(cache.layers, places, branches.parent_U)
+        length_U = length_U[branches.parent_U] + branches.right_U
+        guess_UG, num_fed = texts.guesses(row_B, branch_B, len(branches.id_U))
+        fed_UQ = torch.cat((branches.id_U[:, None], guess_UG[:, :num_fed].clamp(min=0)), dim=1)
+        at_UQ = (position_U + length_U)[:, None] + torch.arange(num_fed + 1, device=device)
+        if places:
+            places.feed(length_U, num_fed + 1)
         with attending(model.config, BRANCHES) if places else nullcontext():
-            logits_UV = model(
-                input_ids=next_branches.id_U[:, None],
-                attention_mask=None if places else mask_UL[:, : num_prompt + step + 1],
-                position_ids=position_U[:, None] + step,
+            logits_UQV = model(
+                input_ids=fed_UQ,
+                attention_mask=None if places else mask_UL[:, : num_prompt + int(length_U.max()) + 1],
+                position_ids=at_UQ.clamp(max=texts.last_position),
                 cache=cache,
                 use_cache=True,
-            ).logits[:, -1]
-    if logprobs_BT.isnan().any():
-        raise ValueError("the model computes NaN logits; its weights or its inputs are broken")
-    lengths = lengths_B.tolist()
-    ids_B = [tuple(ids[:length]) for ids, length in zip(ids_BT.tolist(), lengths, strict=True)]
-    if known:
-        left.hand_over(known, rows, ids_B, num_prompt)
-    return [(ids, tuple(row[:length])) for ids, row, length in zip(ids_B, logprobs_BT.tolist(), lengths, strict=True)]
+            ).logits
+        length_U = length_U + 1
+    found = texts.found()
+    if memory:
+        left.hand_over(memory.cache, rows, [ids for ids, _ in found], num_prompt)
+    return found
+
+
+class _Texts:
+    """What each row of a batch has said so far, how it goes on, and when it ends."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        rows: Sequence[Prompted],
+        end_ids: Sequence[int],
+        drafts: Drafts,
+        device: torch.device,
+    ) -> None:
+        requests = [row.request for row in rows]
+        self.prompts = [row.prompt_ids for row in rows]
+        self.policy, self.drafts = requests[0].policy, drafts
+        self.draws = Draw.of(requests, device)
+        self.stops = _StopStrings(tokenizer, [request.sampling.stop for request in requests])
+        self.num_steps = self.draws.uniforms_BT.shape[1]
+        self.last_position = max(len(row.prompt_ids) + row.request.sampling.max_tokens for row in rows) - 1
+        self.end = torch.tensor(end_ids, device=device)
+        self.ids: list[list[int]] = [[] for _ in rows]
+        self.logprobs_BT = torch.zeros(len(rows), self.num_steps, device=device)
+        self.length_B = torch.zeros(len(rows), dtype=torch.long, device=device)
+        self.newest_B = torch.zeros_like(self.length_B)
+        self.ended_B = torch.zeros_like(self.length_B, dtype=torch.bool)
+        for ids in dict.fromkeys(self.prompts):
+            drafts.learn(self.policy, ids)
+
+    def draw(self, row_B: Tensor, branch_B: Tensor, logits_UQV: Tensor, guess_UG: Tensor) -> Tensor:
+        """Draw for the rows `row_B` at each place that was fed, up to a wrong guess or the end; how many were right."""
+        right_B, going = torch.zeros_like(row_B), torch.arange(len(row_B), device=row_B.device)
+        for place in range(logits_UQV.shape[1]):
+            rows, branches = row_B[going], branch_B[going]
+            drawn_B = self._append(rows, logits_UQV[branches, place])
+            if place == guess_UG.shape[1]:
+                break
+            guessed_B = guess_UG[branches, place] == drawn_B
+            if place == 0:
+                self.drafts.count(self.policy, int(guessed_B.sum()), len(guessed_B))
+            going = going[guessed_B & ~self.ended_B[rows]]
+            if place == logits_UQV.shape[1] - 1 or not len(going):
+                break
+            right_B[going] += 1
+        return right_B
+
+    def _append(self, row_B: Tensor, logits_BV: Tensor) -> Tensor:
+        """The ids that the rows `row_B` draw next."""
+        at_B = self.length_B[row_B]
+        ids_B, logprobs_B = self.draws.step(logits_BV, row_B, at_B)
+        for row, drawn in zip(row_B.tolist(), ids_B.tolist(), strict=True):
+            self.ids[row].append(drawn)
+        self.logprobs_BT[row_B, at_B] = logprobs_B
+        self.length_B[row_B] = at_B + 1
+        self.newest_B[row_B] = ids_B
+        self.ended_B[row_B] = (
+            torch.isin(ids_B, self.end)
+            | (self.draws.max_tokens_B[row_B] == at_B + 1)
+            | self.stops.reached(self.ids, row_B)
+        )
+        return ids_B
+
+    def guesses(self, row_B: Tensor, branch_B: Tensor, num_branches: int) -> tuple[Tensor, int]:
+        """What each branch may say next, guess_UG (-1: nothing), and how many of these are to be fed.
+
+        One is made in any case, to learn whether more would be worth while.
+        """
+        found: list[Ids] = [()] * num_branches
+        if not self.drafts.at_once:
+            return branch_B.new_empty(num_branches, 0), 0
+        depth = self.drafts.depth(self.policy, len(branch_B.unique()))
+        for place, row in dict(zip(branch_B.tolist(), row_B.tolist(), strict=True)).items():
+            said = self.ids[row]
+            recent = (*self.prompts[row][len(said) - ORDER :], *said) if len(said) < ORDER else said[-ORDER:]
+            found[place] = self.drafts.after(self.policy, recent, max(1, depth))
+        width = max(1, *map(len, found))
+        padded = [[*guess, *[-1] * (width - len(guess))] for guess in found]
+        return torch.tensor(padded, device=row_B.device), min(depth, max(map(len, found)))
+
+    def found(self) -> list[tuple[Ids, tuple[float, ...]]]:
+        """Ids and log-probs of each row, which has ended."""
+        if self.logprobs_BT.isnan().any():
+            raise ValueError("the model computes NaN logits; its weights or its inputs are broken")
+        ids = [tuple(said) for said in self.ids]
+        for prompt_ids, said in dict.fromkeys(zip(self.prompts, ids, strict=True)):
+            recent = prompt_ids[-ORDER:]
+            self.drafts.learn(self.policy, recent + said, start=len(recent))
+        logprobs = self.logprobs_BT.tolist()
+        return [(said, tuple(own[: len(said)])) for said, own in zip(ids, logprobs, strict=True)]
 
 
 @dataclass(frozen=True)
 class _Branches:
-    """The branches of the next step: each one's parent among the old ones and its newest id; each row's branch."""
+    """The branches of the next forward: each one's parent among the old ones, how many guesses of it were right, and
+    its newest id; each row's branch."""
 
     parent_U: Tensor
+    right_U: Tensor
     id_U: Tensor
     branch_B: Tensor
     moved: bool  # whether the key-values have to follow
 
     @classmethod
-    def after(cls, branch_B: Tensor, sampled_B: Tensor, num_old: int) -> _Branches:
-        """What becomes of `num_old` branches when the rows that go on have sampled `sampled_B`."""
-        pairs_U, next_B = torch.unique(torch.stack((branch_B, sampled_B)), dim=1, return_inverse=True)
-        parent_U, id_U = pairs_U
+    def after(cls, branch_B: Tensor, right_B: Tensor, newest_B: Tensor, num_old: int) -> _Branches:
+        """What becomes of `num_old` branches when the rows that go on have said as many right guesses and one more."""
+        kinds_U, next_B = torch.unique(torch.stack((branch_B, right_B, newest_B)), dim=1, return_inverse=True)
+        parent_U, right_U, id_U = kinds_U
         num_alive = len(parent_U.unique())
         if len(parent_U) > num_alive or num_alive <= (1 - LEAVE_SHARE) * num_old:
-            return cls(parent_U, id_U, next_B, moved=True)
+            return cls(parent_U, right_U, id_U, next_B, moved=True)
         # No branch parted and few have ended: those stay in place, fed with an id whose logits nobody reads.
         stay_U = torch.arange(num_old, device=branch_B.device)
-        return cls(stay_U, torch.zeros_like(stay_U).index_copy(0, parent_U, id_U), branch_B, moved=False)
+        right_U, id_U = (torch.zeros_like(stay_U).index_copy(0, parent_U, of_U) for of_U in (right_U, id_U))
+        return cls(stay_U, right_U, id_U, branch_B, moved=False)
 
 
 class _Left:
@@ -159,10 +252,10 @@ def _prefill(
     cache: DynamicCache,
     requested: Sequence[Prompted],
     num_steps: int,
-    known: PrefixCache | None,
+    memory: Memory | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """One branch per distinct prompt: their first logits_UV, mask_UL (L = P + T; 0 on padding) and first new
-    position_U; and each request's branch_B. Without `known`, beginnings can't be shared."""
+    position_U; and each request's branch_B. Without `memory`, beginnings can't be shared."""
     device = next(model.parameters()).device
     unique = {ids: place for place, ids in enumerate(dict.fromkeys(prompted.prompt_ids for prompted in requested))}
     prompts = list(unique)
@@ -170,11 +263,11 @@ def _prefill(
     lengths_U = torch.tensor([len(ids) for ids in prompts], device=device)
     num_prompt = max(map(len, prompts))
     mask_UL = (torch.arange(num_prompt + num_steps, device=device) >= num_prompt - lengths_U[:, None]).long()
-    past = known.beginnings(requested[0].request.policy, prompts) if known else None
+    past = memory.cache.beginnings(requested[0].request.policy, prompts) if memory else None
     if past:
         logits_UV = _read_on(model, cache, prompts, mask_UL[:, :num_prompt], past)
     else:
-        logits_UV = _read(model, cache, prompts, in_trees=known is not None)
+        logits_UV = _read(model, cache, prompts, in_trees=memory is not None)
     return logits_UV, mask_UL, lengths_U, branch_B
 
 
@@ -246,85 +339,6 @@ def _left_padded(values: Sequence[Sequence[int]], fill: int, device: torch.devic
 MAX_ROW = 2**13  # nodes of a row of prompts: what is computed at once for each
 
 
-@dataclass(frozen=True)
-class _Draw:
-    """How each row is drawn: its temperature, top_p and one uniform number per token, all fixed before the first."""
-
-    temperature_B: Tensor
-    top_p_B: Tensor
-    max_tokens_B: Tensor
-    uniforms_BT: Tensor
-    all_at_one: bool  # no temperature to divide by
-    all_greedy: bool
-    some_top_p: bool
-
-    @classmethod
-    def of(cls, rows: Sequence[Prompted], device: torch.device) -> _Draw:
-        samplings = [row.request.sampling for row in rows]
-        num_steps = max(sampling.max_tokens for sampling in samplings)
-        uniforms = []
-        for row in rows:
-            random = Random(row.request.seed)
-            num_own = row.request.sampling.max_tokens
-            uniforms.append([random.random() for _ in range(num_own)] + [0.0] * (num_steps - num_own))
-        return cls(
-            temperature_B=torch.tensor([sampling.temperature for sampling in samplings], device=device),
-            top_p_B=torch.tensor([sampling.top_p for sampling in samplings], device=device),
-            max_tokens_B=torch.tensor([sampling.max_tokens for sampling in samplings], device=device),
-            uniforms_BT=torch.tensor(uniforms, dtype=torch.float64, device=device),
-            all_at_one=all(sampling.temperature == 1 for sampling in samplings),
-            all_greedy=all(sampling.temperature == 0 for sampling in samplings),
-            some_top_p=any(sampling.top_p < 1 for sampling in samplings),
-        )
-
-    def step(self, logits_BV: Tensor, row_B: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """The ids drawn at `step` for the rows `row_B`, and their float32 log-probs."""
-        logits_BV, greedy_B1 = logits_BV.float(), None
-        if not self.all_at_one:
-            temperature_B1 = self.temperature_B[row_B, None]
-            greedy_B1 = temperature_B1 == 0
-            logits_BV = logits_BV / temperature_B1.masked_fill(greedy_B1, 1.0)
-        logprobs_BV = torch.log_softmax(logits_BV, dim=-1)
-        if self.all_greedy:
-            ids_B1 = logits_BV.argmax(-1, keepdim=True)
-        else:
-            probs_BV = logprobs_BV.exp()
-            if self.some_top_p:
-                probs_BV = _truncate(probs_BV, self.top_p_B[row_B, None])
-            ids_B1 = _quantile(probs_BV, self.uniforms_BT[row_B, step, None])
-            if greedy_B1 is not None:
-                ids_B1 = torch.where(greedy_B1, logits_BV.argmax(-1, keepdim=True), ids_B1)
-        return ids_B1[:, 0], logprobs_BV.gather(1, ids_B1)[:, 0]
-
-
-def _quantile(probs_BV: Tensor, share_B1: Tensor) -> Tensor:
-    """[B, 1]: where each row's cumulative sum first exceeds that share of its total, which no probability of 0 does.
-
-    In float64: float32 would round rare tokens away. First among sums of blocks, then within one: adding up all of a
-    large vocabulary would take longer than the model's head.
-    """
-    blocks_BNS = pad(probs_BV, (0, -probs_BV.shape[1] % _BLOCK)).unflatten(1, (-1, _BLOCK))
-    ends_BN = blocks_BNS.sum(-1, dtype=torch.float64).cumsum(-1)
-    target_B1 = share_B1 * ends_BN[:, -1:]
-    block_B1 = torch.searchsorted(ends_BN, target_B1, right=True).clamp(max=ends_BN.shape[1] - 1)
-    starts_BN = pad(ends_BN, (1, -1))
-    within_BS = blocks_BNS.gather(1, block_B1[..., None].expand(-1, -1, _BLOCK))[:, 0].cumsum(-1, dtype=torch.float64)
-    rest_B1 = (target_B1 - starts_BN.gather(1, block_B1)).clamp(min=0)
-    rest_B1 = torch.minimum(rest_B1, within_BS[:, -1:] * (1 - 2**-52))  # rounding must not lead past the block
-    found_B1 = block_B1 * _BLOCK + torch.searchsorted(within_BS, rest_B1, right=True)
-    return found_B1.clamp(max=probs_BV.shape[1] - 1)  # NaN is found nowhere
-
-
-_BLOCK = 256
-
-
-def _truncate(probs_BV: Tensor, top_p_B1: Tensor) -> Tensor:
-    """Zero outside each row's smallest set of most likely tokens that holds top_p; rows with top_p 1 are untouched."""
-    sorted_BV, order_BV = probs_BV.sort(dim=-1, descending=True, stable=True)
-    outside_BV = (sorted_BV.cumsum(-1, dtype=torch.float64) - sorted_BV >= top_p_B1) & (top_p_B1 < 1)
-    return probs_BV.masked_fill(torch.zeros_like(outside_BV).scatter(1, order_BV, outside_BV), 0.0)
-
-
 def cut(text: str, stop: Sequence[str]) -> tuple[str, bool]:
     """`text` up to the first stop string, and whether there was one."""
     places = [at for string in stop if (at := text.find(string)) >= 0]
@@ -341,16 +355,15 @@ class _StopStrings:
         # A token holds at least one byte, so a string of n bytes spans n tokens; one more may hide a leading space.
         self.window = 1 + max((len(string.encode()) for strings in stop for string in strings), default=0)
 
-    def reached(self, ids_BT: Tensor, row_B: Tensor, step: int) -> Tensor:
-        """A bool per row of `row_B`, after the token at `step`."""
+    def reached(self, ids: Sequence[Sequence[int]], row_B: Tensor) -> Tensor:
+        """A bool per row of `row_B`, after its newest id."""
         if not self.some:
             return torch.zeros_like(row_B, dtype=torch.bool)
-        start = max(0, step + 1 - self.window)
-        recent = ids_BT[row_B, start : step + 1].tolist()
         return torch.tensor(
             [
-                bool(self.stop[row]) and cut(str(self.tokenizer.decode(ids)), self.stop[row])[1]
-                for row, ids in zip(row_B.tolist(), recent, strict=True)
+                bool(self.stop[row])
+                and cut(str(self.tokenizer.decode(ids[row][-self.window :])), self.stop[row])[1]
+                for row in row_B.tolist()
             ],
             device=row_B.device,
         )

@@ -18,7 +18,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gruppo.chat import decode_action, end_of_turn_ids, render
 from gruppo.engines.branches import computes_branches
-from gruppo.engines.decoding import Prompted, cut, decode
+from gruppo.engines.decoding import Memory, Prompted, cut, decode
+from gruppo.engines.drafts import Drafts
 from gruppo.engines.prefix_cache import PrefixCache
 from gruppo.errors import EngineError, boundary
 from gruppo.prefix_tree import Ids
@@ -36,7 +37,8 @@ class LocalEngine:
     frozen base) inside the block; `model` tells the architecture's limits and end tokens; `version(policy)` is the
     integer written into its completions. `max_batch_tokens` bounds rows x (prompt + action) of one batch, padding
     included, and so the memory of its key-values; `context_length` defaults to the model's. `cache` makes what keeps
-    key-values for later calls, one for each process. A row's draw depends on its seed and its logits only, whatever
+    key-values for later calls, one for each process; `drafted` is how many ids a forward is filled with that guesses at
+    what comes next may make (`drafts`). A row's draw depends on its seed and its logits only, whatever
     else is in the batch; logits may differ in the last float32 digits with the batch's shape and with what is cached.
     """
 
@@ -51,6 +53,7 @@ class LocalEngine:
         context_length: int | None = None,
         replicas: Replicas | None = None,
         cache: Callable[[], PrefixCache] = PrefixCache,
+        drafted: int = 0,
     ) -> None:
         self.tokenizer = tokenizer
         self.activate = activate
@@ -60,7 +63,7 @@ class LocalEngine:
         self.branches = computes_branches(model)
         self.replicas = replicas or Replicas(1)
         self.replicas.add(self)
-        self.caches = [cache() for _ in range(self.replicas.num)]
+        self.memories = [Memory(cache(), Drafts(drafted)) for _ in range(self.replicas.num)]
         self._period, self._homes = 0, dict[Home, int]()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.end_ids = end_of_turn_ids(tokenizer, model.generation_config)
@@ -94,7 +97,7 @@ class LocalEngine:
         with boundary(EngineError, "local engine"):
             rows = self._render(requests)
             done = {row.index: self._overflow(row) for row in rows if not self._fits(row)}
-            homes = self._homes if self.caches[0].max_bytes else None
+            homes = self._homes if self.memories[0].cache.max_bytes else None
             shares = _shares([row for row in rows if row.index not in done], self.replicas.free, homes)
             jobs = [(share, number, self._period) for number, share in enumerate(shares)]
             for sampled in self.replicas.map(LocalEngine._sample_share, self, jobs):
@@ -129,13 +132,14 @@ class LocalEngine:
         for row in rows:
             by_policy.setdefault(row.request.policy, []).append(row)
         found: dict[int, Sampled] = {}
-        cache = self.caches[number]
+        memory = self.memories[number]
+        memory.drafts.enter(period)
         for policy, policy_rows in by_policy.items():
-            cache.enter(period, policy)
+            memory.cache.enter(period, policy)
             with self.activate(policy) as model, _evaluating(model):
                 for batch in _batches(policy_rows, self.max_batch_tokens):
                     started = time.perf_counter()
-                    sampled = decode(model, self.tokenizer, batch, self.end_ids, cache if self.branches else None)
+                    sampled = decode(model, self.tokenizer, batch, self.end_ids, memory if self.branches else None)
                     seconds = time.perf_counter() - started
                     found |= {row.index: (*one, seconds) for row, one in zip(batch, sampled, strict=True)}
         return found

@@ -55,6 +55,9 @@ class ModelConfig(Config):
     teams on the local engine play whole episodes apart; of others, and in async mode, only the sampling is shared."""
     cache_mb: int = Field(0, ge=0)
     """Memory of each process for key-values of earlier turns, for prompts that begin like them; 0: none are kept."""
+    draft_tokens: int = Field(64, ge=0)
+    """Guesses at the next tokens fill a decoding forward up to so many, fewer where they are often wrong; 0: none. What
+    is sampled stays the same but for rounding."""
     allow_download: bool = False
     """Whether a hub id may be fetched; without it nothing reaches for the network."""
 
