@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from gruppo.errors import ConfigError
@@ -24,11 +25,16 @@ if TYPE_CHECKING:
 
 
 def render(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    said: Mapping[str, Sequence[int]] = MappingProxyType({}),
 ) -> tuple[str, list[int]]:
     """The prompt for the next assistant message: its text and its ids, generation prompt included.
 
-    Ids are the template's standard tokenisation, but for control strings inside contents. Special tokens are plain text
+    `said` are texts of earlier prompts with what was sampled after them, and the ids of both: a prompt that goes on from
+    one, with the end of turn, begins with these ids. So a conversation is the ids that were sampled, which need not be
+    the standard tokenisation of their text. All others are, but for control strings inside contents. Special tokens are plain text
     in every content; other markup tokens of the template (`<tool_call>`, `<think>`) too, where the author is a user or
     a tool: the program's and the policy's own markup stays what it is.
 
@@ -46,14 +52,32 @@ def render(
         tokenize=False,
         add_generation_prompt=True,
     )
-    return _encode(tokenizer, str(text), cut)
+    begun, begun_ids = _begun(tokenizer, str(text), cut, said) if said else (0, ())
+    ids = [*begun_ids, *_encode(tokenizer, str(text)[begun:], cut)]
+    return str(text).replace(cut, "") if cut else str(text), ids
+
+
+def _begun(
+    tokenizer: PreTrainedTokenizerBase, text: str, cut: str, said: Mapping[str, Sequence[int]]
+) -> tuple[int, Sequence[int]]:
+    """How much of `text`, up to an end of turn, is the longest of `said`, and its ids."""
+    end = str(tokenizer.convert_ids_to_tokens(end_of_turn_ids(tokenizer)[0]))
+    at = text.rfind(end)
+    while at > 0:
+        ids = said.get(text[:at].replace(cut, "") if cut else text[:at])
+        if ids is not None:
+            return at, ids
+        at = text.rfind(end, 0, at)
+    return 0, ()
 
 
 def encode_action(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """The ids a policy would have sampled to write `text`: special tokens as plain text, then the end of turn."""
     cut = _unused_mark(text)
-    _, ids = _encode(tokenizer, _control_of(tokenizer).cut(text, cut, markup=False), cut)
-    return [*ids, end_of_turn_ids(tokenizer)[0]]
+    return [
+        *_encode(tokenizer, _control_of(tokenizer).cut(text, cut, markup=False), cut),
+        end_of_turn_ids(tokenizer)[0],
+    ]
 
 
 def decode_action(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], end_ids: Sequence[int] = ()) -> str:
@@ -173,9 +197,9 @@ def _unused_mark(text: str) -> str:
     return next(mark for n in count() if (mark := f"\ue000{n}\ue001") not in text)
 
 
-def _encode(tokenizer: PreTrainedTokenizerBase, text: str, cut: str) -> tuple[str, list[int]]:
+def _encode(tokenizer: PreTrainedTokenizerBase, text: str, cut: str) -> list[int]:
     """Encode the pieces between cuts one by one, so that no token spans a cut."""
     # Not `split_special_tokens`: transformers keeps it as state of the tokenizer, which another thread may be using.
     pieces = text.split(cut) if cut else [text]
     ids = [tokenizer.encode(p, add_special_tokens=False, split_special_tokens=False) for p in pieces if p]
-    return "".join(pieces), [id_ for piece_ids in ids for id_ in piece_ids]
+    return [id_ for piece_ids in ids for id_ in piece_ids]

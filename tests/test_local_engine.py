@@ -18,7 +18,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast,
 from gruppo.chat import render
 from gruppo.engines.local import LocalEngine
 from gruppo.errors import EngineError
-from gruppo.types import Completion, Request, Sampling, StopReason
+from gruppo.training.learner import Learner
+from gruppo.training.model import ModelConfig
+from gruppo.types import Completion, Message, Request, Sampling, StopReason
 
 SHAPE = {
     "hidden_size": 32,
@@ -271,6 +273,35 @@ def test_generate_serves_concurrent_calls_like_sample() -> None:
 
     first, second = asyncio.run(both())
     assert [c.ids for c in first + second] == [c.ids for c in engine.sample(MIXED)]
+
+
+def test_a_conversation_goes_on_from_the_ids_that_were_sampled() -> None:
+    learner = Learner(ModelConfig(base="tiny"), {}, seed=0)
+    engine = LocalEngine(learner.model, learner.tokenizer, activate=learner.sampling, version=learner.version)
+
+    def say(messages: list[Message], attempt: int, turn: int, task: str = "t", max_tokens: int = 9) -> Completion:
+        sampling = Sampling(max_tokens=max_tokens, temperature=8.0)  # wild: ids that no tokenizer would choose
+        return engine.sample([Request(messages, sampling, 7 + attempt, None, (task, attempt, "agent", turn))])[0]
+
+    def reply(done: Completion) -> list[Message]:
+        return [{"role": "assistant", "content": done.text}, {"role": "user", "content": "go on <|im_end|>"}]
+
+    question: list[Message] = [{"role": "user", "content": "what is the answer"}]
+    first = say(question, 0, 0)
+    assert learner.tokenizer.encode(first.text) != list(first.ids)
+    messages = [*question, *reply(first)]
+    second = say(messages, 0, 1)
+    assert second.prompt == render(learner.tokenizer, messages)[0]
+    assert second.prompt_ids[: len(first.prompt_ids + first.ids)] == first.prompt_ids + first.ids
+    third = say([*messages, *reply(second)], 0, 2)
+    assert third.prompt_ids[: len(second.prompt_ids + second.ids)] == second.prompt_ids + second.ids
+    # Any other attempt, text, or call after forgetting has the standard ids.
+    standard = tuple(render(learner.tokenizer, messages)[1])
+    assert say(messages, 1, 1).prompt_ids == standard == say(messages, 0, 1, task="u").prompt_ids != second.prompt_ids
+    changed: list[Message] = [*question, {"role": "assistant", "content": first.text + "!"}, *messages[2:]]
+    assert say(changed, 0, 1).prompt_ids == tuple(render(learner.tokenizer, changed)[1])
+    engine.forget()
+    assert say(messages, 0, 1).prompt_ids == standard
 
 
 def test_what_torch_raises_is_an_engine_error() -> None:

@@ -374,7 +374,7 @@ def test_a_task_stays_where_it_is_known() -> None:
 
 def test_the_config_turns_the_cache_on_for_every_process(tmp_path: Path) -> None:
     found = []
-    for keys in ({}, {"model__cache_mb": "3", "model__processes": "2"}):
+    for keys in ({"model__cache_mb": "0"}, {"model__cache_mb": "3", "model__processes": "2"}):
         assembly = assemble(config_of(tmp_path, **keys))
         found.append([memory.cache.max_bytes for memory in assembly.rollout.engines["local"].memories])
         assembly.close()

@@ -361,8 +361,7 @@ class _StopStrings:
             return torch.zeros_like(row_B, dtype=torch.bool)
         return torch.tensor(
             [
-                bool(self.stop[row])
-                and cut(str(self.tokenizer.decode(ids[row][-self.window :])), self.stop[row])[1]
+                bool(self.stop[row]) and cut(str(self.tokenizer.decode(ids[row][-self.window :])), self.stop[row])[1]
                 for row in row_B.tolist()
             ],
             device=row_B.device,

@@ -27,6 +27,7 @@ from gruppo.replicas import Replicas
 from gruppo.types import Completion, Request, StopReason
 
 Home = tuple[str | None, str | Ids]  # policy, and task or prompt: whose rows stay together
+Attempt = tuple[str, int]  # at a task: where a conversation goes on
 Sampled = tuple[tuple[int, ...], tuple[float, ...], float]  # ids, log-probs, seconds
 
 
@@ -37,9 +38,12 @@ class LocalEngine:
     frozen base) inside the block; `model` tells the architecture's limits and end tokens; `version(policy)` is the
     integer written into its completions. `max_batch_tokens` bounds rows x (prompt + action) of one batch, padding
     included, and so the memory of its key-values; `context_length` defaults to the model's. `cache` makes what keeps
-    key-values for later calls, one for each process; `drafted` is how many ids a forward is filled with that guesses at
-    what comes next may make (`drafts`). A row's draw depends on its seed and its logits only, whatever
-    else is in the batch; logits may differ in the last float32 digits with the batch's shape and with what is cached.
+    key-values for later calls, one for each process; `drafted` bounds the ids of a forward that guesses at what comes
+    next may fill (`drafts`).
+
+    A row's draw depends on its seed and its logits only, whatever else is in the batch; logits may differ in the last
+    float32 digits with the batch's shape and with what is cached. A prompt that goes on from what an attempt has said
+    before begins with the ids of that turn.
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class LocalEngine:
         self.replicas.add(self)
         self.memories = [Memory(cache(), Drafts(drafted)) for _ in range(self.replicas.num)]
         self._period, self._homes = 0, dict[Home, int]()
+        self._said: dict[Attempt, dict[str, Ids]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self.end_ids = end_of_turn_ids(tokenizer, model.generation_config)
         self._worker = _one_thread()
@@ -86,6 +91,7 @@ class LocalEngine:
         """Let the caches go when they are next used: calls give, bit by bit, what they would give as the first."""
         self._period += 1
         self._homes.clear()
+        self._said.clear()
 
     def sample(self, requests: Sequence[Request]) -> list[Completion]:
         """One completion per request, in their order. Ids end with the sampled end-of-turn token if there was one.
@@ -108,9 +114,10 @@ class LocalEngine:
         prompts: dict[tuple[Any, ...], tuple[str, tuple[int, ...]]] = {}
         rows = []
         for index, request in enumerate(requests):
-            key = tuple(tuple(message.items()) for message in request.messages)
+            said = self._said.get(request.context[:2], {})
+            key = tuple(tuple(message.items()) for message in request.messages), request.context[:2] if said else None
             if key not in prompts:
-                text, ids = render(self.tokenizer, request.messages)
+                text, ids = render(self.tokenizer, request.messages, said=said)
                 prompts[key] = text, tuple(ids)
             rows.append(Prompted(index, request, *prompts[key]))
         return rows
@@ -148,8 +155,16 @@ class LocalEngine:
         ids, logprobs, seconds = sampled
         text, stopped = cut(decode_action(self.tokenizer, ids, self.end_ids), row.request.sampling.stop)
         stop = StopReason.stop if stopped or ids[-1] in self.end_ids else StopReason.length
+        if row.request.context[0]:
+            said = ids[:-1] if ids[-1] in self.end_ids else ids
+            self._said.setdefault(row.request.context[:2], {})[row.prompt + text] = row.prompt_ids + said
+            if len(self._said) > _MAX_SAID:
+                del self._said[next(iter(self._said))]
         version = self.version(row.request.policy)
         return Completion(row.prompt, row.prompt_ids, ids, logprobs, text, stop, version, seconds)
+
+
+_MAX_SAID = 2**14  # attempts whose ids are remembered for their next turns
 
 
 def _one_thread() -> ThreadPoolExecutor:

@@ -53,7 +53,7 @@ class ModelConfig(Config):
     processes: int = Field(1, ge=1)
     """Processes that play and learn side by side, one thread each: for models too small for threads to help. Built-in
     teams on the local engine play whole episodes apart; of others, and in async mode, only the sampling is shared."""
-    cache_mb: int = Field(0, ge=0)
+    cache_mb: int = Field(256, ge=0)
     """Memory of each process for key-values of earlier turns, for prompts that begin like them; 0: none are kept."""
     draft_tokens: int = Field(64, ge=0)
     """Guesses at the next tokens fill a decoding forward up to so many, fewer where they are often wrong; 0: none. What
