@@ -32,11 +32,11 @@ def render(
 ) -> tuple[str, list[int]]:
     """The prompt for the next assistant message: its text and its ids, generation prompt included.
 
-    `said` are texts of earlier prompts with what was sampled after them, and the ids of both: a prompt that goes on from
-    one, with the end of turn, begins with these ids. So a conversation is the ids that were sampled, which need not be
-    the standard tokenisation of their text. All others are, but for control strings inside contents. Special tokens are plain text
-    in every content; other markup tokens of the template (`<tool_call>`, `<think>`) too, where the author is a user or
-    a tool: the program's and the policy's own markup stays what it is.
+    `said` are texts of earlier prompts with what was sampled after them, and the ids of both: a prompt that goes on
+    from one, with an end of turn, begins with these ids, whatever the standard tokenisation of the text would be. All
+    else has the standard one, but for control strings inside contents. Special tokens are plain text in every content;
+    other markup tokens of the template (`<tool_call>`, `<think>`) too, where the author is a user or a tool: the
+    program's and the policy's own markup stays what it is.
 
     Raises ConfigError if the tokenizer has no chat template.
     """

@@ -4,8 +4,8 @@ Attempts at one task go on from one prompt. Here its key-values exist once, besi
 branches' queries meet them in one product, where a plain cache copies and reads them for every attempt. It knows no
 requests and draws nothing; `decoding` does. Models are unchanged: they call the attention that their config names.
 Legend: R prompts, U branches (sorted by prompt), W most branches of one prompt, H heads, J heads of key-values, G = H /
-J, P positions of the longest prompt (left-padded), T ids of the longest branch, Q ids fed at once (the newest and guesses
-at those after it), D head size.
+J, P positions of the longest prompt (left-padded), T ids of the longest branch, Q ids fed at once (the newest one, and
+guesses at those after it), D head size.
 """
 
 from __future__ import annotations
