@@ -22,7 +22,7 @@ LAYERS = """types errors | config log chat bounded_json episodes prefix_tree rep
     | run | lints | stages | assess estimate tuning | cli_data cli_assess | cli | __main__"""
 LEVEL = {name: level for level, names in enumerate(LAYERS.split("|")) for name in names.split()}
 TORCH = re.compile(
-    r"gruppo\.(tree_attention|engines\.(local|decoding|branches|prefix_cache)|training\.\w+"
+    r"gruppo\.(tree_attention|engines\.(local|decoding|draws|branches|prefix_cache)|training\.\w+"
     r"|algorithms\.(losses|kl|corrections|ratios|batching))"
 )
 
