@@ -8,6 +8,7 @@ Torch is slow to import, so what needs it is imported by the command that runs i
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -40,6 +41,7 @@ Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --
 
 def main() -> None:
     """Entry point: user errors are one line on standard error and exit code 2, others of gruppo's exit code 1."""
+    gc.set_threshold(100_000, 20, 100)  # half a million objects of torch and transformers stay: look at them rarely
     warnings.formatwarning = lambda message, *_args, **_kwargs: f"warning: {message}\n"
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|peft")  # their own house-keeping
     try:
