@@ -56,7 +56,7 @@ def train(config: RunConfig, out: Path, resume: bool, log: Log) -> dict[str, Any
     try:
         with (
             Run.resume(out) if resume else Run.create(out, dump(config)) as run,
-            watch(config.monitors, config.monitor, out, config, log.say) as run.tell,
+            watch(config.monitors, config.monitor, out, config, log.say, run.read_metrics()) as run.tell,
         ):
             stages = Stages(config, assembly, tasks, run, log)
             if begins:
