@@ -97,7 +97,7 @@ def evaluate(
     mode: Annotated[str, typer.Option(help="greedy or sampled (temperature 1).")] = "greedy",
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """A trained run against its untrained team, task by task, on the test split."""
+    """A trained run against the team it began with, task by task, on the test split."""
     from gruppo import stages
 
     found = stages.evaluate_run(run, step, mode, Log())
@@ -123,8 +123,6 @@ def report(
     """Write report.html and report.json anew from what the run has on disk, also in comparison with other runs."""
     from gruppo import stages
 
-    if (run / "config.toml").is_file() and not (run / "facts.json").is_file():
-        raise UserError(f"{run} has not ended, so there is no report yet: go on with gruppo train --resume --out {run}")
     print_summary(stages.report_of(run, against or []), run)
 
 

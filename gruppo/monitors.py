@@ -1,14 +1,15 @@
 """Monitors: every record of metrics.jsonl, sent on as it is written: to TensorBoard, W&B, trackio or a text file.
 
 One function for each service, a context that yields where its numbers go; the names are the same in all of them. A
-monitor that fails is said once and left out: metrics.jsonl has everything, and no run ends for the sake of a picture.
-Computes no metric and reads nothing back.
+resumed run sends what a monitor lacks, and nothing twice. A monitor that fails is said once and left out: metrics.jsonl
+has everything, and no run ends for the sake of a picture. Computes no metric; reads back only which steps are there.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,12 +25,13 @@ from gruppo.config import Config
 from gruppo.errors import ConfigError
 
 Monitor = Literal["tensorboard", "wandb", "trackio", "log"]
-Sink = Callable[[str, int, Mapping[str, float]], None]
-"""Takes the stage, the step and the numbers of one record."""
+Steps = set[tuple[str, int]]
+"""Stages and steps."""
 Tell = Callable[[Mapping[str, Any]], None]
 """Takes a record of metrics.jsonl."""
 
 HAS_SERVER = ("wandb", "trackio")
+OTHER_STAGES = ("sft",)
 MAIN_STAGE = "grpo"  # whose names stand as they are; those of another stage have it before them: "sft/loss/planner"
 
 
@@ -47,6 +49,14 @@ class MonitorConfig(Config):
 
 
 @dataclass(frozen=True)
+class Sink:
+    """Where the numbers of one run go: `write` takes a stage, a step and numbers; `there` are the steps it has."""
+
+    write: Callable[[str, int, Mapping[str, float]], None]
+    there: Steps
+
+
+@dataclass(frozen=True)
 class Place:
     """Where one run's monitors write, and under which names."""
 
@@ -56,6 +66,7 @@ class Place:
     name: str
     online: bool
     settings: Mapping[str, Any]  # the run's config
+    past: Steps  # those of metrics.jsonl, of a run that is resumed
 
     def of(self, monitor: Monitor) -> Path:
         """A monitor's own path in the folder."""
@@ -73,16 +84,23 @@ def check_monitors(monitors: Sequence[Monitor], config: MonitorConfig) -> None:
 
 @contextmanager
 def watch(
-    monitors: Sequence[Monitor], config: MonitorConfig, run: Path, settings: Config, say: Callable[[str], None]
+    monitors: Sequence[Monitor],
+    config: MonitorConfig,
+    run: Path,
+    settings: Config,
+    say: Callable[[str], None],
+    past: Sequence[Mapping[str, Any]] = (),
 ) -> Iterator[Tell]:
     """Inside, what is told goes to all `monitors` of the run in the folder `run`; `say` gets the failures, one each.
 
-    Raises ConfigError as `check_monitors`, and nothing else: what fails later is left out from then on.
+    `past` are the records of a run that is resumed: of these too a monitor gets what it lacks. Raises ConfigError as
+    `check_monitors`, and nothing else: what fails later is left out from then on.
     """
     check_monitors(monitors, config)
     folder = Path(config.folder) if config.folder else run / "monitors"
     name = config.name or run.resolve().name
-    place = Place(run, folder, config.project, name, config.online, settings.model_dump(mode="json"))
+    there = {step_of(record) for record in past}
+    place = Place(run, folder, config.project, name, config.online, settings.model_dump(mode="json"), there)
     contexts: dict[str, AbstractContextManager[Sink]] = {monitor: MONITORS[monitor](place) for monitor in monitors}
     sinks: dict[str, Sink] = {}
 
@@ -95,13 +113,17 @@ def watch(
             say(f"monitor {monitor} failed ({type(error).__name__}: {error}); the run goes on without it")
 
     def tell(record: Mapping[str, Any]) -> None:
-        stage, step, numbers = str(record.get("stage", MAIN_STAGE)), int(record.get("step", 0)), numbers_of(record)
+        own, numbers = step_of(record), numbers_of(record)
         for monitor, sink in list(sinks.items()):
-            attempt(monitor, partial(sink, stage, step, numbers))
+            if own not in sink.there:
+                sink.there.add(own)
+                attempt(monitor, partial(sink.write, *own, numbers))
 
     for monitor, context in list(contexts.items()):
         if sink := attempt(monitor, context.__enter__):
             sinks[monitor] = sink
+    for record in past:
+        tell(record)
     ended: tuple[Any, Any, Any] = (None, None, None)
     try:
         yield tell
@@ -113,6 +135,11 @@ def watch(
             attempt(monitor, partial(context.__exit__, *ended))
 
 
+def step_of(record: Mapping[str, Any]) -> tuple[str, int]:
+    """The stage and the step of a record."""
+    return str(record.get("stage", MAIN_STAGE)), int(record.get("step", 0))
+
+
 def numbers_of(record: Mapping[str, Any]) -> dict[str, float]:
     """The finite numbers of a record, by the names that they have in every monitor."""
     stage = record.get("stage", MAIN_STAGE)
@@ -121,14 +148,23 @@ def numbers_of(record: Mapping[str, Any]) -> dict[str, float]:
     return {prefix + name: float(value) for name, value in numbers.items() if math.isfinite(value)}
 
 
+def stage_of(name: str) -> str:
+    """The stage that a name of `numbers_of` belongs to."""
+    return next((stage for stage in OTHER_STAGES if name.startswith(f"{stage}/")), MAIN_STAGE)
+
+
 @contextmanager
 def tensorboard(place: Place) -> Iterator[Sink]:
-    """Event files, one folder a stage. What a killed process wrote beyond the step that goes on is hidden."""
+    """Event files, one folder a stage. What a run of the same name wrote there before is hidden from its step on."""
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
     writers: dict[str, Any] = {}
+    files = place.of("tensorboard").glob("*/events.*") if place.past else ()
+    events = ((file.parent.name, event) for file in files for event in EventFileLoader(str(file)).Load())
+    there = {(stage, event.step) for stage, event in events if event.HasField("summary")}
 
     def write(stage: str, step: int, numbers: Mapping[str, float]) -> None:
         if stage not in writers:
@@ -140,7 +176,7 @@ def tensorboard(place: Place) -> Iterator[Sink]:
         writers[stage].flush()
 
     try:
-        yield write
+        yield Sink(write, there)
     finally:
         for writer in writers.values():
             writer.close()
@@ -150,6 +186,8 @@ def tensorboard(place: Place) -> Iterator[Sink]:
 def wandb(place: Place) -> Iterator[Sink]:
     """A W&B run, offline unless asked otherwise (`wandb sync` sends it later); a resumed run goes on with the same id.
 
+    A killed process leaves its offline folder without what was not written yet, which is all of a short run: the folder
+    of the resumed one begins anew, and takes its place. A server is taken to have what metrics.jsonl has.
     Nothing of the machine, the source code or the console is gathered.
     """
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # else even an offline run reports crashes
@@ -159,6 +197,8 @@ def wandb(place: Place) -> Iterator[Sink]:
     if not identity.exists():
         identity.write_text(uuid4().hex[:12])
     place.folder.mkdir(parents=True, exist_ok=True)
+    for folder in () if place.online else place.folder.glob(f"wandb/offline-run-*-{identity.read_text()}"):
+        shutil.rmtree(folder)
     service = wandb.init(
         project=place.project,
         name=place.name,
@@ -183,7 +223,7 @@ def wandb(place: Place) -> Iterator[Sink]:
         service.log({**numbers, axis: step})
 
     try:
-        yield write
+        yield Sink(write, set(place.past) if place.online else set())
     except BaseException:
         service.finish(exit_code=1)
         raise
@@ -192,14 +232,21 @@ def wandb(place: Place) -> Iterator[Sink]:
 
 @contextmanager
 def trackio(place: Place) -> Iterator[Sink]:
-    """A trackio run in a database of its own, which TRACKIO_DIR=<folder>/trackio trackio show reads."""
+    """A trackio run in a database of its own, which TRACKIO_DIR=<folder>/trackio trackio show reads.
+
+    A server is taken to have what metrics.jsonl has.
+    """
     os.environ["TRACKIO_DIR"] = str(place.folder / "trackio")  # read once, when it is imported
     servers = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")
     kept = {name: os.environ.pop(name) for name in servers if name in os.environ and not place.online}
     try:
         with redirect_stdout(sys.stderr):
             import trackio
+            from trackio.sqlite_storage import SQLiteStorage
 
+            rows = SQLiteStorage.get_logs(place.project, place.name) if place.past else ()
+            there = {(stage_of(name), row["step"]) for row in rows for name in row if name not in ("step", "timestamp")}
+            there |= place.past if place.online else set()
             service = trackio.init(
                 project=place.project,
                 name=place.name,
@@ -212,7 +259,7 @@ def trackio(place: Place) -> Iterator[Sink]:
     finally:
         os.environ.update(kept)
     try:
-        yield lambda stage, step, numbers: service.log(dict(numbers), step=step)
+        yield Sink(lambda stage, step, numbers: service.log(dict(numbers), step=step), there)
     finally:
         with redirect_stdout(sys.stderr):
             trackio.finish()
@@ -223,12 +270,23 @@ def log(place: Place) -> Iterator[Sink]:
     """A text file with a line for each record: stage, step, name=number ..."""
     path = place.of("log") / "metrics.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
+    there = steps_in(path) if place.past else set()
     with path.open("a", encoding="utf-8") as file:
 
         def write(stage: str, step: int, numbers: Mapping[str, float]) -> None:
             print(stage, step, *(f"{name}={value:.6g}" for name, value in numbers.items()), file=file, flush=True)
 
-        yield write
+        yield Sink(write, there)
+
+
+def steps_in(path: Path) -> Steps:
+    """The stages and steps that lines of a text file begin with. A last line that was cut by a kill is taken away."""
+    if not path.exists():
+        return set()
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    os.truncate(path, len(whole))
+    return {(stage, int(step)) for stage, step, *_ in map(str.split, whole.decode().splitlines())}
 
 
 MONITORS: Mapping[str, Callable[[Place], AbstractContextManager[Sink]]] = {

@@ -5,7 +5,7 @@ It starts nothing: `stages.py` plays a run from beginning to end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,8 @@ from gruppo.algorithms.batching import Row, row_of
 from gruppo.chat import encode_action, render
 from gruppo.config import Config, load_object, suggest
 from gruppo.data.base import TaskSet
+from gruppo.data.gym import gym_score
+from gruppo.data.gym_process import require_gym
 from gruppo.data.selection import GYM, Place, mixture, tasks_of
 from gruppo.data.world import build_world, gold_reply, world_tasks
 from gruppo.engines.local import LocalEngine
@@ -46,6 +48,9 @@ from gruppo.training.model import ModelConfig, PolicyConfig
 from gruppo.training.sft import SFTConfig
 from gruppo.troupe import Troupe
 from gruppo.types import Engine, Reward, Sampling, TurnReward
+
+BUILT_IN: Mapping[str, Reward] = {**REWARDS, "gym": gym_score}
+"""The reward functions without settings."""
 
 
 class TasksConfig(Config):
@@ -228,7 +233,7 @@ def check(config: RunConfig) -> None:
     team = make_team(config.team)
     for name in order(config.roles, team):
         make_role(config, team, name)
-    check_names(config.rewards, REWARDS)
+    check_names(config.rewards, BUILT_IN)
     for name in config.credit.turn_rewards:
         find_turn_reward(name)
 
@@ -251,7 +256,9 @@ def make_team(config: TeamConfig) -> Team:
 def find_rewards(config: RunConfig) -> dict[str, tuple[Reward, float]]:
     """Name -> reward function, built in or the user's, and its weight."""
     weights = config.rewards or {"exact": 1.0}
-    return make_rewards(weights, REWARDS, config.reward, config.judge, partial(judging, config))
+    if "gym" in {*weights, *config.reward.by_source.values()}:
+        require_gym()
+    return make_rewards(weights, BUILT_IN, config.reward, config.judge, partial(judging, config))
 
 
 def find_judge(config: RunConfig) -> Judge:

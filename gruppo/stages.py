@@ -14,7 +14,7 @@ from typing import Any
 
 from gruppo.config import dump, load
 from gruppo.data.base import TaskSet, family_of
-from gruppo.errors import CheckpointError, ConfigError, StoreError, boundary
+from gruppo.errors import CheckpointError, ConfigError, StoreError, UserError, boundary
 from gruppo.evaluation.evaluate import evaluate
 from gruppo.evaluation.metrics import compare, rollout_metrics, solved, summarise
 from gruppo.evaluation.report import Example, ReportData, Stage, write_report
@@ -56,7 +56,7 @@ def train(config: RunConfig, out: Path, resume: bool, log: Log) -> dict[str, Any
     try:
         with (
             Run.resume(out) if resume else Run.create(out, dump(config)) as run,
-            watch(config.monitors, config.monitor, out, config, log.say) as run.tell,
+            watch(config.monitors, config.monitor, out, config, log.say, run.read_metrics()) as run.tell,
         ):
             stages = Stages(config, assembly, tasks, run, log)
             if begins:
@@ -171,20 +171,33 @@ def parts_of(stages: Stages) -> Parts:
 
 
 def evaluate_run(path: Path, step: int | None, mode: str, log: Log) -> dict[str, Any]:
-    """`gruppo eval`: a run's checkpoint (default: the newest) against its untrained team, on its test split."""
+    """`gruppo eval`: a run's checkpoint (default: the newest) against the team it began with, on its test split."""
     with Run.open(path) as run:
         config = load(RunConfig, [path / "config.toml"])
         checkpoint = run.latest_checkpoint() if step is None else run.checkpoint(step)
         if checkpoint is None:
             raise ConfigError(f"{path}: the run has no checkpoint yet")
         assembly = assemble(config)
-        tasks = make_tasks(config, "test")
-        before = play(assembly, tasks, [mode], config, log, "untrained")[mode]
-        load_checkpoint(assembly.learner, checkpoint)
-        after = play(assembly, tasks, [mode], config, log, f"step {checkpoint.step}")[mode]
-        assembly.close()
+        try:
+            begin_again(run, config, assembly.learner)
+            tasks = make_tasks(config, "test")
+            before = play(assembly, tasks, [mode], config, log, STAGES["base"])[mode]
+            load_checkpoint(assembly.learner, checkpoint)
+            after = play(assembly, tasks, [mode], config, log, f"step {checkpoint.step}")[mode]
+        finally:
+            assembly.close()
         found = {"before": summarise(before, family_of), "after": summarise(after, family_of)}
         return {"step": checkpoint.step, "mode": mode, **found, "comparison": compare(before, after)}
+
+
+def begin_again(run: Run, config: RunConfig, learner: Learner) -> None:
+    """Give fresh policies the weights that a run began with, those of `start_from` too. Raises ConfigError if that
+    other run is not there any more, or has learnt since."""
+    if not config.start_from:
+        return
+    start_from(Path(config.start_from), learner)
+    if any(learner.fingerprint(policy) != began for policy, began in run.read_json("start.json").items()):
+        raise ConfigError(f"start_from: {config.start_from} has learnt since {run.path} began with its weights")
 
 
 def config_of(out: Path) -> Path:
@@ -193,7 +206,11 @@ def config_of(out: Path) -> Path:
 
 
 def report_of(path: Path, against: Sequence[Path]) -> dict[str, Any]:
-    """`gruppo report`: as `report`, for a finished run."""
+    """`gruppo report`: as `report`, for a finished run. Raises UserError for one that is not."""
+    if (path / "config.toml").is_file() and not (path / "facts.json").is_file():
+        raise UserError(
+            f"{path} has not ended, so there is no report yet: go on with gruppo train --resume --out {path}"
+        )
     with Run.resume(Run.open(path).path) as run:  # opened first, whose error speaks of no resuming
         return report(run, against)
 

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from gruppo.config import load
 from gruppo.data.gym import MAX_SEED, TASKS_PER_SPLIT, gym_names, gym_score, gym_tasks
-from gruppo.data.gym_process import GymProcess
+from gruppo.data.gym_process import GymProcess, shared
 from gruppo.data.gym_worker import EVALUATING, PARSING, is_arithmetic
 from gruppo.data.selection import Place, mixture, tasks_of
 from gruppo.errors import DataError
-from gruppo.types import Episode, Task
+from gruppo.run import RunConfig, check, find_rewards
+from gruppo.types import Episode, Score, Task
 
 needs_gym = pytest.mark.skipif(
     find_spec("reasoning_gym") is None, reason="needs reasoning-gym: pip install 'gruppo[gym]'"
 )
+MISSING = r"^gym: needs reasoning-gym, which is not installed: pip install 'gruppo\[gym\]'$"
 WITHOUT_GOLD = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
 SLOW = {
     "knight_swap",
@@ -145,6 +146,21 @@ def test_what_is_no_gym_task() -> None:
 
 
 @needs_gym
+def test_its_scorer_is_a_reward_by_name() -> None:
+    config = load(RunConfig, [], {"rewards": "{gym = 2.0}"})
+    check(load(RunConfig, [], {"rewards": "{gym = 1.0}"}))
+    ((reward, weight),) = find_rewards(config).values()
+    (task,) = gym_tasks("rubiks_cube", "train", 1)  # which has no published answer
+    episodes = [Episode(task.id, "g", n, 0, answer=answer) for n, answer in enumerate(("not one", None))]
+    assert (reward, weight) == (gym_score, 2.0) and reward(task, episodes)[1] == Score(0.0, "wrong: no answer")
+    mixed = load(RunConfig, [], {"rewards": "{by_source = 1.0}", "reward.by_source": '{reasoning_gym = "gym"}'})
+    ((by_source, _),) = find_rewards(mixed).values()
+    (sum_,) = gym_tasks("chain_sum", "train", 1)
+    right = Episode(sum_.id, "g", 0, 0, answer=sum_.result)
+    assert by_source(sum_, [right]) == [Score(1.0)]
+
+
+@needs_gym
 def test_a_process_that_hangs_or_dies_is_replaced() -> None:
     process = GymProcess(seconds=0.01)
     make = {"do": "make", "name": "knight_swap", "settings": {}, "seed": 0, "size": 100, "start": 0, "stop": 100}
@@ -159,16 +175,14 @@ def test_a_process_that_hangs_or_dies_is_replaced() -> None:
     process.close()
 
 
-def test_what_is_said_without_reasoning_gym(tmp_path: Path) -> None:
-    program = (
-        "import sys; sys.modules['reasoning_gym'] = None\n"
-        "import importlib.util as u; found = u.find_spec\n"
-        "u.find_spec = lambda name: None if 'gym' in name else found(name)\n"
-        "from gruppo.data.gym import gym_tasks\n"
-        "gym_tasks('lcm', 'train', 1)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ)
-    assert done.stderr.strip().endswith("gym: needs reasoning-gym, which is not installed: pip install 'gruppo[gym]'")
+def test_what_is_said_without_reasoning_gym(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)  # so that it is not found
+    config = load(RunConfig, [], {"rewards": "{gym = 1.0}"})
+    with pytest.raises(DataError, match=MISSING):
+        find_rewards(config)
+    shared().close()
+    with pytest.raises(DataError, match=MISSING):
+        gym_tasks("lcm", "train", 1)
 
 
 @needs_gym

@@ -91,8 +91,9 @@ SETS = {  # name -> file, rows, (question, result) of each task
         [("Who plays the wife?", "Joyce; J. Van Patten")]),
     "bamboogle": ("bamboogle/test.jsonl", [flashrag(0, "Who was president?", ["james madison"])],
         [("Who was president?", "james madison")]),
-    "gaia": ("2023/validation/metadata.jsonl", [gaia("Which word?", "egalitarian"), gaia("In the file?", "3", "a.xlsx"),
-        gaia("Secret?", "?")], [("Which word?", "egalitarian")]),
+    "gaia": ("2023/validation/metadata.parquet",
+        [gaia("Which word?", "egalitarian"), gaia("In the file?", "3", "a.xlsx"), gaia("Secret?", "?")],
+        [("Which word?", "egalitarian")]),
     "gpqa": ("gpqa_diamond.csv", [gpqa("Ratio?", "0.9", "0.7", "0.1", "0.3")], None),
     "medqa": ("phrases_no_exclude_test.jsonl", [{"question": "Greatest risk?", "answer": "Cancer", "options":
         {"A": "Ulcer", "B": "Colitis", "C": "Cancer", "D": "None"}, "meta_info": "step1", "answer_idx": "C",
@@ -178,6 +179,13 @@ def test_details_that_are_kept(tmp_path: Path) -> None:
     assert tasks_of("nq", Place(tmp_path))[0].extra_info["original_id"] == "dev_0"
     counted = tasks_of("aime24", Place(tmp_path))[1].extra_info
     assert counted["original_problem"] == "Count." and counted["published_answer"] == "384"
+
+
+def test_the_rows_of_gaia_by_level_are_not_taken_twice(tmp_path: Path) -> None:
+    file, rows, _ = SETS["gaia"]
+    for name in (file, file.replace(".parquet", ".level2.parquet")):
+        put(tmp_path / "gaia" / name, rows)
+    assert len(tasks_of("gaia", Place(tmp_path))) == 1
 
 
 def test_the_right_choice_is_not_always_the_first_and_always_the_same(tmp_path: Path) -> None:

@@ -15,9 +15,10 @@ from command_line import QUICKSTART, SMALL, Command, Ended, refused, training
 from safetensors.torch import load_file, save_file
 
 from gruppo.config import load
+from gruppo.errors import UserError
 from gruppo.log import Log
 from gruppo.run import RunConfig
-from gruppo.stages import train
+from gruppo.stages import report_of, train
 from gruppo.store import Run
 from gruppo.training.model import TINY
 
@@ -98,6 +99,8 @@ def test_a_run_that_has_not_ended_has_no_report_yet(gruppo: Command, tmp_path: P
     refused(
         gruppo("report", "begun"), "begun has not ended, so there is no report yet: go on with gruppo train --resume"
     )
+    with pytest.raises(UserError, match="has not ended"):
+        report_of(tmp_path / "begun", [])
     assert not (tmp_path / "begun" / "report.html").exists()
 
 

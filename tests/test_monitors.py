@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
+import signal
 import struct
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -32,24 +35,31 @@ EXPECTED = {
     "success": [(2, 1.0)],
 }
 PROCESS = """
-import json, sys
+import json, os, signal, sys
 from pathlib import Path
 from gruppo.monitors import MonitorConfig, watch
-with watch([sys.argv[1]], MonitorConfig(project="trials"), Path("run"), MonitorConfig(), sys.exit) as tell:
-    for record in json.loads(sys.argv[2]):
+monitor, past, records = sys.argv[1], *map(json.loads, sys.argv[2:4])
+with watch([monitor], MonitorConfig(project="trials"), Path("run"), MonitorConfig(), sys.exit, past) as tell:
+    for record in records:
         tell(record)
+    if sys.argv[4:]:
+        os.kill(os.getpid(), signal.SIGKILL)
 """
+AGAIN = RECORDS[1:]  # what is played again after a kill
 
 
-def play(tmp_path: Path, monitor: str, records: list[dict]) -> subprocess.CompletedProcess[str]:
-    """Tell the records to a monitor in a process of its own, as a run is."""
+def play(
+    tmp_path: Path, monitor: str, records: list[dict], past: Sequence[dict] = (), kill: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Tell the records to a monitor in a process of its own, as a run is; it may be killed at the end, or resumed."""
     (tmp_path / "run").mkdir(exist_ok=True)
     root = str(Path(__file__).parents[1])
-    command = [sys.executable, "-c", PROCESS, monitor, json.dumps(records)]
+    command = [sys.executable, "-c", PROCESS, monitor, json.dumps(past), json.dumps(records), *["kill"] * kill]
     done = subprocess.run(
         command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": root}, capture_output=True, text=True, timeout=100
     )
-    assert done.returncode == 0 and not done.stdout, done  # standard output is for results
+    assert done.returncode == (-signal.SIGKILL if kill else 0)
+    assert not done.stdout, done  # standard output is for results
     return done
 
 
@@ -73,20 +83,36 @@ def test_the_text_file_has_a_line_for_each_record(tmp_path: Path) -> None:
     with watch(["log"], config, tmp_path / "run", config, said.append) as tell:
         for record in RECORDS:
             tell(record)
+    assert lines_of(tmp_path / "seen/log/trials/one/metrics.txt") == EXPECTED and not said
+
+
+def lines_of(path: Path) -> dict[str, list[tuple[int, float]]]:
     found: dict[str, list[tuple[int, float]]] = {}
-    for line in (tmp_path / "seen/log/trials/one/metrics.txt").read_text().splitlines():
+    for line in path.read_text().splitlines():
         _, step, *pairs = line.split()
         for name, value in (pair.split("=") for pair in pairs):
             found.setdefault(name, []).append((int(step), float(value)))
-    assert found == EXPECTED and not said
+    return found
+
+
+def test_the_text_file_has_each_step_once_however_often_it_is_played(tmp_path: Path) -> None:
+    play(tmp_path, "log", RECORDS, kill=True)
+    path = tmp_path / "run/monitors/log/trials/run/metrics.txt"
+    os.truncate(path, path.stat().st_size - 3)  # killed in the middle of the last line
+    play(tmp_path, "log", AGAIN, past=RECORDS)
+    assert lines_of(path) == EXPECTED and len(path.read_text().splitlines()) == len(RECORDS)
+    play(tmp_path, "log", RECORDS)  # a new run of the same name
+    assert len(path.read_text().splitlines()) == 2 * len(RECORDS)
 
 
 def test_tensorboards_own_reader_finds_the_numbers(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
+    folder = tmp_path / "run/monitors/tensorboard/trials/run"
     play(tmp_path, "tensorboard", [*RECORDS, {"stage": "grpo", "step": 3, "reward/mean": 9.0}])
-    # Resumed from step 2: what the killed process wrote from there on is hidden, the cold start is not.
-    play(tmp_path, "tensorboard", RECORDS[3:])
-    assert sift(events_of(tmp_path / "run/monitors/tensorboard/trials/run")) == EXPECTED
+    play(tmp_path, "tensorboard", RECORDS, kill=True)  # a new run of the same name: what was there before is hidden
+    assert sift(events_of(folder)) == EXPECTED
+    play(tmp_path, "tensorboard", AGAIN, past=RECORDS)
+    assert sift(events_of(folder)) == EXPECTED and len(list(folder.glob("*/events.*"))) == 4, "written once"
 
 
 def events_of(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -101,12 +127,11 @@ def events_of(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 def test_wandbs_offline_run_holds_the_numbers_and_needs_no_server(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
-    play(tmp_path, "wandb", RECORDS)
-    play(tmp_path, "wandb", RECORDS[3:])
-    folders = sorted((tmp_path / "run/monitors/wandb").glob("offline-run-*"))
+    play(tmp_path, "wandb", RECORDS, kill=True)
     identity = (tmp_path / "run/wandb.id").read_text()
-    assert len(folders) == 2 and all(folder.name.endswith(identity) for folder in folders)
-    assert sift(history_of(folders[0])) == EXPECTED
+    play(tmp_path, "wandb", AGAIN, past=RECORDS)
+    (folder,) = (tmp_path / "run/monitors/wandb").glob("offline-run-*")
+    assert folder.name.endswith(identity) and sift(history_of(folder)) == EXPECTED
 
 
 def history_of(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -143,7 +168,9 @@ def records_of(content: bytes) -> list[bytes]:
 
 def test_trackios_database_holds_the_numbers(tmp_path: Path) -> None:
     pytest.importorskip("trackio")
-    done = play(tmp_path, "trackio", RECORDS)
+    play(tmp_path, "trackio", RECORDS[:2], kill=True)  # too soon for all of it to be in the database
+    play(tmp_path, "trackio", RECORDS[2:], past=RECORDS[:2])
+    done = play(tmp_path, "trackio", AGAIN, past=RECORDS)
     assert "run/monitors/trackio" in done.stderr
     read = (
         "import json, sys; from trackio.sqlite_storage import SQLiteStorage as S;"
@@ -174,7 +201,7 @@ def test_a_monitor_that_fails_midway_leaves_the_others_alone(tmp_path: Path) -> 
     said: list[str] = []
     broken = {"stage": "grpo", "step": 2**70, "reward/mean": 0.5}  # more than an event's step can hold
     with watch(["tensorboard", "log"], MonitorConfig(), tmp_path / "run", MonitorConfig(), said.append) as tell:
-        for record in (*RECORDS, broken, RECORDS[0]):
+        for record in (*RECORDS, broken, {"stage": "grpo", "step": 3, "success": 0}):
             tell(record)
     assert len(said) == 1 and said[0].startswith("monitor tensorboard failed")
     assert len((tmp_path / "run/monitors/log/gruppo/run/metrics.txt").read_text().splitlines()) == len(RECORDS) + 2
@@ -225,3 +252,6 @@ def test_a_run_tells_its_monitors_what_it_writes(gruppo: Command, tmp_path: Path
     for line, record in zip(lines, records, strict=True):
         assert {pair.partition("=")[0] for pair in line.split()[2:]} == numbers_of(record).keys()
     assert "hint: train.attempts = 3" in ended.err
+    shutil.rmtree(tmp_path / "run/checkpoints")  # as if it had been killed before the first: all is played again
+    assert gruppo("train", "--out", "run", "--resume").code == 0
+    assert (tmp_path / "run/monitors/log/gruppo/run/metrics.txt").read_text().splitlines() == lines

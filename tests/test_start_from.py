@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from small_run import config_of, quiet
 
 from gruppo.errors import ConfigError
-from gruppo.run import RunConfig
-from gruppo.stages import train
+from gruppo.run import RunConfig, assemble
+from gruppo.stages import begin_again, evaluate_run, train
 from gruppo.store import Checkpoint, Run
 
 REWARD = """
@@ -86,6 +86,26 @@ def test_resumed_before_its_first_checkpoint_it_starts_from_the_first_run_again(
     shutil.rmtree(first)
     with pytest.raises(ConfigError, match="start_from: .*first is not a run folder"):
         train(second, out, True, quiet())
+
+
+def test_an_evaluation_compares_with_what_it_started_from(root: Path, tmp_path: Path) -> None:
+    first, out = shutil.copytree(root / "first", tmp_path / "first"), tmp_path / "second"
+    second = config(root, start_from=str(first), train__steps="0", tasks__num_test="2")
+    train(second, out, False, quiet())
+    run, assembly = Run.open(out), assemble(second)
+    fresh = {policy: assembly.learner.fingerprint(policy) for policy in second.policies}
+    begin_again(run, second, assembly.learner)
+    began = {policy: assembly.learner.fingerprint(policy) for policy in second.policies}
+    assembly.close()
+    assert began == run.read_json("start.json") and began["planner"] != fresh["planner"]
+    assert evaluate_run(out, None, "greedy", quiet())["comparison"]["gain"] == 0, "it has not learnt"
+
+    train(config(root, train__steps="2"), first, True, quiet())
+    with pytest.raises(ConfigError, match="start_from: .*first has learnt since .*second began with its weights"):
+        evaluate_run(out, None, "greedy", quiet())
+    shutil.rmtree(first)
+    with pytest.raises(ConfigError, match="start_from: .*first is not a run folder"):
+        evaluate_run(out, None, "greedy", quiet())
 
 
 def no_run(root: Path, first: Path) -> dict[str, str]:

@@ -37,7 +37,7 @@ def gym_tasks(
     """`count` tasks of the generator `name`, from task `start` on; those of two splits or seeds never share a seed.
 
     `settings` are the generator's own (its difficulty). Five generators publish no answer, since many are right: their
-    tasks' result is empty, and only the reward `gym_score` can tell.
+    tasks' result is empty, and only the reward `gym` (`gym_score`) can tell.
     Raises DataError for a generator, a split or a setting that there isn't.
     """
     if split not in SPLITS:

@@ -80,9 +80,14 @@ class GymProcess:
         return reply
 
 
-def _start() -> subprocess.Popen[bytes]:
+def require_gym() -> None:
+    """Raises DataError if reasoning-gym is not installed."""
     if find_spec("reasoning_gym") is None:
         raise DataError("gym: needs reasoning-gym, which is not installed: pip install 'gruppo[gym]'")
+
+
+def _start() -> subprocess.Popen[bytes]:
+    require_gym()
     # The order of sets decides what a few generators draw: one seed of hashing, the same tasks everywhere.
     environment = {
         **os.environ,

@@ -27,7 +27,8 @@ AIME_2024 = {
     "I": (204, 25, 809, 116, 104, 294, 540, 197, 480, 113, 371, 385, 110, 104, 721),
     "II": (73, 236, 45, 33, 80, 55, 699, 127, 902, 468, 601, 23, 321, 211, 315),
 }
-"""The official answers; a published copy had 384 for I-12."""
+"""The official answers, compared with the Art of Problem Solving's answer keys and with the 30 of AgentFlow's file; the
+former had 384 for I-12 until 4 February 2024, and copies of it still do."""
 
 _AIME_ID = re.compile(r"2024[^0-9]*?[_ -](II|I)[_ -](?:Problems/Problem_)?0*([0-9]{1,2})", re.IGNORECASE)
 _DAPO_BEFORE = re.compile(r"\ASolve the following math problem step by step\.[^\n]*\n+")

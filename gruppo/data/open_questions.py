@@ -6,7 +6,8 @@ Schemas:
   golden_answers is a list of texts, but single numbers and texts were met. Natural Questions: 79,168 rows for training.
 - The originals: HotpotQA (_id or id, question, answer), 2WikiMultiHopQA (_id, question, answer), MuSiQue (id, question,
   answer, answer_aliases, answerable), Bamboogle (Question, Answer).
-- gaia-benchmark/GAIA (arXiv 2311.12983): task_id, Question, Level, Final answer, file_name, Annotator Metadata.
+- gaia-benchmark/GAIA (arXiv 2311.12983): task_id, Question, Level, Final answer, file_name, file_path, Annotator
+  Metadata; as Parquet since October 2025, as metadata.jsonl before.
 - AgentFlow's benchmark files: pid, query or question, answer.
 """
 

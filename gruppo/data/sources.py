@@ -28,8 +28,8 @@ class Source:
     """A published data set.
 
     `files` says for each split, the usual one first, where the hub's repository `hub` has it; `num_rows` are the
-    published counts; `columns` are all that is read, where the others are large. `repeats`: the same problem is there
-    many times, and is taken once.
+    published counts (docs/data.md says where); `columns` are all that is read, where the others are large. `repeats`:
+    the same problem is there many times, and is taken once.
     """
 
     read: Reader
@@ -91,7 +91,10 @@ SOURCES: dict[str, Source] = {
         {"dev": 2417, "train": 19938},
     ),
     "bamboogle": Source(read_bamboogle, FLASHRAG, {"test": "bamboogle/test.jsonl"}, {"test": 125}),
-    "gaia": Source(read_gaia, "gaia-benchmark/GAIA", {"validation": "2023/validation/metadata.*"}, {"validation": 165}),
+    # Beside it are the same rows again, by level: metadata.level1.parquet and so on.
+    "gaia": Source(
+        read_gaia, "gaia-benchmark/GAIA", {"validation": "2023/validation/metadata.parquet"}, {"validation": 165}
+    ),
     "gpqa": Source(
         read_gpqa,
         "Idavidrein/gpqa",
@@ -120,7 +123,8 @@ BENCHMARK_ROWS = {
     "medqa": 300,
     "musique": 200,
 }
-"""How many rows AgentFlow's benchmark files have, which any of these readers takes as `benchmark` split."""
+"""How many rows AgentFlow's benchmark files have, which any of these readers takes as `benchmark` split. They are
+test/<name>/data/data.json of lupantech/AgentFlow, counted."""
 
 
 def source_of(name: str) -> Source:
