@@ -1,7 +1,8 @@
 """Configuration: the strict base class of every component's settings, and how files and flags become one of them.
 
-TOML files are laid over one another from left to right, then `--dotted.key value` flags; the result is validated as a
-whole. This module knows no component: each keeps its own `Config` subclass beside the code that reads it.
+TOML files (or JSON ones, `x.json`) are laid over one another from left to right, then `--dotted.key value` flags; the
+result is validated as a whole. This module knows no component: each keeps its own `Config` subclass beside the code
+that reads it.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def load(
     data: dict[str, Any] = {}
     origins: dict[KeyPath, str] = {}
     overrides = overrides or {}
-    layers = [(str(file), _read_toml(Path(file))) for file in files]
+    layers = [(str(file), _read_table(Path(file))) for file in files]
     layers += [("command line", _nest(key, _parse_value(key, text))) for key, text in overrides.items()]
     for origin, layer in layers:
         data = _merge(data, layer)
@@ -213,15 +214,25 @@ def _load_module(name: str) -> ModuleType:
         return importlib.import_module(name)
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def _read_table(path: Path) -> dict[str, Any]:
+    """What is in a TOML file, or in a JSON file, where null stands for a key that is not there."""
     if not path.exists():
         raise ConfigError(missing_file(path))
+    kind = "JSON" if path.suffix == ".json" else "TOML"
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        found = json.loads(text, object_hook=_without_nulls) if kind == "JSON" else tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"{path}: can't be read: {error.strerror}") from error
-    except ValueError as error:  # TOML syntax, or bytes that are not UTF-8
-        raise ConfigError(f"{path}: not a TOML file: {error}") from error
+    except (ValueError, RecursionError) as error:  # its syntax, bytes that are not UTF-8, or JSON too deep to be read
+        raise ConfigError(f"{path}: not a {kind} file: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}: expected a table of keys, not {_show(found)}")
+    return found
+
+
+def _without_nulls(table: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in table.items() if value is not None}
 
 
 def _parse_value(key: str, text: str) -> Any:

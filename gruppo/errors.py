@@ -47,6 +47,10 @@ class EngineError(GruppoError):
     """The engine failed; the episode is `engine_failed`, retried, then excluded."""
 
 
+class GateError(GruppoError):
+    """A stage of a pipeline whose result is not good enough for the next: the user's program ran as it should."""
+
+
 class ToolError(GruppoError):
     """The tool's host failed (not: the tool reported an error); the episode is `tool_failed`."""
 

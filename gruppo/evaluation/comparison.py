@@ -100,6 +100,29 @@ def text_table(comparison: Plain) -> str:
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
+def markdown_table(comparison: Plain) -> str:
+    """The comparison for a document: a row per system with every seed's accuracy, then a verdict per gain."""
+    systems = comparison["systems"]
+    known = ("accuracy", "accuracy_at_k") if comparison["k"] == 1 else ("accuracy",)
+    names = [name for name in _shown(comparison) if name not in known]
+    seeds = list(systems[0].get("accuracy_by_seed", {}))
+    rows = [
+        ["", "accuracy (95 % interval)", *(f"seed {seed}" for seed in seeds), *(["between seeds"] if seeds else [])]
+    ]
+    rows[0] += [TITLES[name] for name in names]
+    rows.append(["---"] * len(rows[0]))
+    for system in systems:
+        own = [percent(rate) for rate in system.get("accuracy_by_seed", {}).values()]
+        own += [f"\N{PLUS-MINUS SIGN} {100 * system['seed_stdev']:.1f}"] if seeds else []
+        measures = [_figure(name, system["measures"][name]) for name in names]
+        rows.append([system["name"], _figure("accuracy", system["measures"]["accuracy"]), *own, *measures])
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    verdicts = "\n".join(
+        f"- {gain['after']} against {gain['before']}: {gain['verdict']}" for gain in comparison["gains"]
+    )
+    return f"{table}\n\n{verdicts}\n" if verdicts else f"{table}\n"
+
+
 def write_comparison(path: Path | str, comparison: Plain, title: str) -> None:
     """Write the comparison as a self-contained page."""
     write_page(path, render_comparison(comparison, title))

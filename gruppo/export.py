@@ -1,0 +1,91 @@
+"""Export: the policies of a checkpoint as folders that other programs load, and whether what was saved is what played.
+
+An adapter goes out in PEFT's format, or added into a whole model that needs no PEFT; the tokenizer lies beside either.
+It trains and evaluates nothing, and overwrites nothing.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any, Literal
+
+from peft import PeftConfig, PeftModel
+from transformers import AutoTokenizer, BatchEncoding
+
+from gruppo.errors import StoreError, boundary
+from gruppo.store import Checkpoint
+from gruppo.training.model import DTYPES, ModelConfig, base_of, load_base
+from gruppo.types import Turn
+
+Form = Literal["adapters", "merged"]
+TIE = {"float32": 1e-3, "bfloat16": 0.5}
+"""Logits so near to one another are one: a batch and a merged weight round in other places than a single row does."""
+
+
+def export(model: ModelConfig, checkpoint: Checkpoint, form: Form, out: Path) -> list[str]:
+    """Write the policies of `checkpoint` into `out`/<policy>, all of them or nothing; returns their names.
+
+    A policy that is a whole model goes out as one in either form. Raises StoreError if `out` is there, ConfigError for
+    a base that is not.
+    """
+    if out.exists():
+        raise StoreError(f"{out} is there already: move it away, or save elsewhere")
+    part = out.with_name(f".{out.name}.part")
+    shutil.rmtree(part, ignore_errors=True)  # a killed export's
+    try:
+        with boundary(StoreError, f"{out} can't be written"):
+            for source in sorted((checkpoint.path / "policies").iterdir()):
+                _export_policy(model, source, form, part / source.name)
+            part.rename(out)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return sorted(folder.name for folder in out.iterdir())
+
+
+def _export_policy(model: ModelConfig, source: Path, form: Form, target: Path) -> None:
+    if not is_adapter(source):
+        shutil.copytree(source, target)
+    elif form == "merged":
+        _, base = load_base(_plain(model, dtype="float32"))
+        merged: Any = PeftModel.from_pretrained(base, source)
+        merged.merge_and_unload().to(DTYPES[model.dtype]).save_pretrained(target)
+    else:
+        shutil.copytree(source, target)
+        config = PeftConfig.from_pretrained(target)
+        with base_of(model) as base_name:  # what PEFT will look for: a folder, or a name on the hub
+            config.base_model_name_or_path = base_name
+        config.save_pretrained(target)
+    with base_of(model) as base_name:
+        AutoTokenizer.from_pretrained(base_name, local_files_only=not model.allow_download).save_pretrained(target)
+
+
+def load_exported(model: ModelConfig, folder: Path) -> Any:
+    """An exported policy as any program would load it: an adapter on its base, or the whole."""
+    if not is_adapter(folder):
+        return load_base(_plain(model, base=str(folder)))[1]
+    return PeftModel.from_pretrained(load_base(model)[1], folder)
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a policy's folder holds an adapter, not a whole model."""
+    return (folder / "adapter_config.json").exists()
+
+
+def num_same(model: ModelConfig, folder: Path, turn: Turn) -> int:
+    """How many of a greedy turn's tokens, from its first on, the exported policy plays too; all: it is what played.
+
+    One forward pass: each token has to be the likeliest after those before it, or as likely within a `TIE`.
+    """
+    loaded = load_exported(model, folder).requires_grad_(False)
+    ids = BatchEncoding({"input_ids": [[*turn.prompt_ids, *turn.action_ids]]}, tensor_type="pt").to(loaded.device)
+    logits_TV = loaded(**ids).logits[0, len(turn.prompt_ids) - 1 : -1].float()
+    played_T1 = ids["input_ids"][0, len(turn.prompt_ids) :, None]
+    behind_T = (logits_TV.max(-1).values - logits_TV.gather(-1, played_T1)[:, 0]).tolist()
+    is_other = [behind > TIE[model.dtype] for behind in behind_T]
+    return is_other.index(True) if True in is_other else len(is_other)
+
+
+def _plain(model: ModelConfig, **changes: str) -> ModelConfig:
+    """How a model is loaded whose weights are all its own."""
+    return model.model_copy(update={"quantization": "none", "gradient_checkpointing": False, **changes})

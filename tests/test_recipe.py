@@ -1,0 +1,123 @@
+"""The recipe of a pipeline: what a user can get wrong in it, and the keys of the chapter's config.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import Command, refused
+from test_pipeline import THRESHOLD, put_files
+
+from gruppo.cli_pipeline import apart
+from gruppo.errors import ConfigError
+from gruppo.pipeline.recipe import read_recipe, run_config
+from gruppo.pipeline.results import FILE
+from gruppo.run import check
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["recipe.toml", "--pipelin.save=merged"], "unknown key pipelin"),
+        (["recipe.toml", "--pipeline.sft_acuracy_threshold=0.5"], "did you mean pipeline.sft_accuracy_threshold?"),
+        (["recipe.toml", f"--{THRESHOLD}=40"], f"{THRESHOLD} = 40: expected less than or equal to 1"),
+        (["recipe.toml", "--pipeline.sft_output=../x"], "expected a folder of its own inside --out"),
+        (["recipe.toml", "--pipeline.sft_output=sft"], "expected a folder of its own inside --out"),
+        (["recipe.toml", "--pipeline.sft_output=models/grpo/a"], "expected two folders side by side"),
+        (["recipe.toml", "--sft.steps=0"], "sft.steps = 0: a pipeline begins with SFT"),
+        (["recipe.toml", "--train.steps=0"], "train.steps = 0: a pipeline ends with GRPO"),
+        (["recipe.toml", "--eval.stages=false"], "eval.stages = false: a pipeline evaluates"),
+        (["recipe.toml", '--eval.modes=["sampled"]'], 'put "greedy" first'),
+        (["recipe.toml", "--tasks.train=none.jsonl"], "none.jsonl: no such file"),
+        (["recipe.toml", "--tasks.train=gsm8k"], "gsm8k: no data/gsm8k/main/train-*.parquet; put the file"),
+        (["recipe.toml", "--algorithm.loss=ppo_clop"], "did you mean ppo_clip?"),
+        (["recipe.toml", "--roles.planner.top_p=0.5"], "a trained role samples with top_p = 1"),
+        (["recipe.toml", "--start_from=nowhere"], "nowhere is not a run folder"),
+        (["recipes.toml"], "recipes.toml: no such file: did you mean recipe.toml?"),
+        (["recipe.toml", "--seeds", "0", "1", "0"], "--seeds: 0 is given twice"),
+        (["recipe.toml", "--seeds", "0", "1", "--seed", "2"], "--seed and --seeds: keep one"),
+        (["recipe.toml", "stray"], "unexpected argument 'stray'"),
+    ],
+)
+def test_what_a_user_can_mend_is_one_line_and_nothing_is_written(
+    gruppo: Command, tmp_path: Path, words: list[str], expected: str
+) -> None:
+    put_files(tmp_path)
+    refused(gruppo("pipeline", "run", *words, "--out", "new"), expected)
+    assert not (Path("new") / FILE).exists()
+
+
+def test_seeds_are_the_numbers_that_no_flag_stands_before() -> None:
+    words = ["--train.steps", "3", "1", "--seed", "--sft.steps=2", "4", "name", "-5"]
+    assert apart(words) == ([1, 4, -5], ["--train.steps", "3", "--seed", "--sft.steps=2", "name"])
+
+
+# The chapter's config.json -------------------------------------------------------------------------------------------
+
+CHAPTER = {
+    "model": {"base_model": "Qwen/Qwen3-0.6B"},
+    "data": {"max_samples": 100},
+    "sft": {"output_dir": "./models/sft_model", "num_epochs": 2, "batch_size": 4},
+    "grpo": {"output_dir": "./models/grpo_model", "num_epochs": 2, "batch_size": 2},
+    "eval": {"max_samples": 20, "sft_accuracy_threshold": 0.4},
+    "monitoring": {"use_wandb": False, "use_tensorboard": True, "wandb_project": None},
+}
+
+
+def chapter(tmp_path: Path, **changes: Any) -> Path:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**CHAPTER, **changes}))
+    return file
+
+
+def test_every_key_of_the_chapter_has_its_effect(tmp_path: Path) -> None:
+    recipe = read_recipe(chapter(tmp_path), {})
+    check(run_config(recipe))
+    assert recipe.model.base == "Qwen/Qwen3-0.6B" and recipe.tasks.train == "gsm8k:train"
+    assert (recipe.tasks.num_train, recipe.tasks.num_test) == (100, 20)
+    assert (recipe.sft.steps, recipe.sft.batch_size, recipe.sft.demonstrations) == (50, 4, 100)
+    assert (recipe.train.steps, recipe.train.tasks_per_step) == (100, 2)
+    assert recipe.pipeline.sft_accuracy_threshold == 0.4
+    assert (recipe.pipeline.sft_output, recipe.pipeline.grpo_output) == ("./models/sft_model", "./models/grpo_model")
+    assert recipe.monitors == ["tensorboard"] and recipe.monitor.project == "gruppo"
+    own = read_recipe(
+        chapter(
+            tmp_path,
+            model={"base_model": "tiny"},
+            data={"max_samples": None},
+            sft={"num_epochs": 3},
+            eval={},
+            monitoring={"use_wandb": True, "wandb_project": "mine"},
+        ),
+        {"train.attempts": "8"},
+    )
+    assert own.model.base == "tiny" and own.train.attempts == 8
+    assert (own.tasks.num_train, own.tasks.num_test, own.sft.steps) == (7473, 1319, 5605)
+    assert own.monitors == ["wandb"] and own.monitor.project == "mine"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"sft": {"num_epoch": 2}}, "unknown key sft.num_epoch = 2: did you mean sft.num_epochs?"),
+        ({"grpoo": {}}, "unknown key grpoo: did you mean grpo?"),
+        ({"data": {"max_samples": "100"}}, 'data.max_samples = "100": expected a valid integer'),
+        ({"data": {"max_samples": 0}}, "data.max_samples = 0: expected greater than or equal to 1"),
+        ({"sft": {"output_dir": "/models"}}, "sft.output_dir"),
+        ({"eval": {"sft_accuracy_threshold": 40}}, "expected less than or equal to 1"),
+    ],
+)
+def test_a_wrong_key_of_the_chapter_is_named(tmp_path: Path, changes: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        read_recipe(chapter(tmp_path, **changes), {})
+    assert expected in str(refusal.value) and "config.json" in str(refusal.value)
+
+
+def test_a_file_that_is_no_json_is_said_to_be_none(tmp_path: Path) -> None:
+    for text, expected in (("{", "not a JSON file"), ("[1]", "expected a table of keys, not [1]")):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ConfigError, match="config.json: ") as refusal:
+            read_recipe(tmp_path / "config.json", {})
+        assert expected in str(refusal.value)
