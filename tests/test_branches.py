@@ -14,6 +14,7 @@ from test_local_engine import ask
 from test_packing import MODELS, TOKENIZER, drawn
 from torch import Tensor
 
+from gruppo.engines import decoding
 from gruppo.engines.branches import BRANCHES, Places, computes_branches
 from gruppo.engines.draws import quantile
 from gruppo.engines.local import LocalEngine
@@ -92,3 +93,20 @@ def test_a_quantile_is_where_the_whole_cumulative_sum_says(size: int, seed: int,
     assert torch.equal(found_B1[2:], expected_B1[2:])
     alive_B1 = cumulative_BV[:, -1:] > 0
     assert (probs_BV.gather(1, found_B1)[alive_B1] > 0).all()
+
+
+def test_small_products_are_decoded_by_one_thread_and_large_ones_by_all() -> None:
+    engine, before, seen = engine_of("llama"), torch.get_num_threads(), []
+    hook = MODELS["llama"].register_forward_hook(lambda *arguments: seen.append(torch.get_num_threads()))
+    largest = max(weight.numel() for weight in MODELS["llama"].parameters())
+    try:
+        torch.set_num_threads(2)
+        for worth in (largest + 1, largest):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(decoding, "_WORTH_SHARING", worth)
+                engine.sample([ask("q", 0, max_tokens=3)])
+                assert torch.get_num_threads() == 2
+        assert seen == [2, 1, 1, 2, 2, 2]  # reading the prompt has many rows
+    finally:
+        hook.remove()
+        torch.set_num_threads(before)

@@ -8,8 +8,8 @@ rows leave the batch. Legend: B requests, U branches, R rows of prompt trees, S 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,37 +66,56 @@ def decode(
     places = branch(cache.layers, mask_UL[:, :num_prompt]) if memory else None
     left = _Left(cache.layers if memory and memory.cache.max_bytes else [], branch_B)
     logits_UQV, length_U, guess_UG = logits_UV[:, None], torch.zeros_like(position_U), position_U.new_empty(0, 0)
-    while True:
-        right_B = texts.draw(row_B, branch_B, logits_UQV, guess_UG)
-        goes_on_B = ~texts.ended_B[row_B]
-        row_B, branch_B, right_B = row_B[goes_on_B], branch_B[goes_on_B], right_B[goes_on_B]
-        if not len(row_B):
-            break
-        branches = _Branches.after(branch_B, right_B, texts.newest_B[row_B], num_old=len(mask_UL))
-        branch_B = branches.branch_B
-        left.follow(branches, row_B)
-        if branches.moved:
-            mask_UL, position_U = mask_UL[branches.parent_U], position_U[branches.parent_U]
-            follow(cache.layers, places, branches.parent_U)
-        length_U = length_U[branches.parent_U] + branches.right_U
-        guess_UG, num_fed = texts.guesses(row_B, branch_B, len(branches.id_U))
-        fed_UQ = torch.cat((branches.id_U[:, None], guess_UG[:, :num_fed].clamp(min=0)), dim=1)
-        at_UQ = (position_U + length_U)[:, None] + torch.arange(num_fed + 1, device=device)
-        if places:
-            places.feed(length_U, num_fed + 1)
-        with attending(model.config, BRANCHES) if places else nullcontext():
-            logits_UQV = model(
-                input_ids=fed_UQ,
-                attention_mask=None if places else mask_UL[:, : num_prompt + int(length_U.max()) + 1],
-                position_ids=at_UQ.clamp(max=texts.last_position),
-                cache=cache,
-                use_cache=True,
-            ).logits
-        length_U = length_U + 1
+    with threads_for(model):
+        while True:
+            right_B = texts.draw(row_B, branch_B, logits_UQV, guess_UG)
+            goes_on_B = ~texts.ended_B[row_B]
+            row_B, branch_B, right_B = row_B[goes_on_B], branch_B[goes_on_B], right_B[goes_on_B]
+            if not len(row_B):
+                break
+            branches = _Branches.after(branch_B, right_B, texts.newest_B[row_B], num_old=len(mask_UL))
+            branch_B = branches.branch_B
+            left.follow(branches, row_B)
+            if branches.moved:
+                mask_UL, position_U = mask_UL[branches.parent_U], position_U[branches.parent_U]
+                follow(cache.layers, places, branches.parent_U)
+            length_U = length_U[branches.parent_U] + branches.right_U
+            guess_UG, num_fed = texts.guesses(row_B, branch_B, len(branches.id_U))
+            fed_UQ = torch.cat((branches.id_U[:, None], guess_UG[:, :num_fed].clamp(min=0)), dim=1)
+            at_UQ = (position_U + length_U)[:, None] + torch.arange(num_fed + 1, device=device)
+            if places:
+                places.feed(length_U, num_fed + 1)
+            with attending(model.config, BRANCHES) if places else nullcontext():
+                logits_UQV = model(
+                    input_ids=fed_UQ,
+                    attention_mask=None if places else mask_UL[:, : num_prompt + int(length_U.max()) + 1],
+                    position_ids=at_UQ.clamp(max=texts.last_position),
+                    cache=cache,
+                    use_cache=True,
+                ).logits
+            length_U = length_U + 1
     found = texts.found()
     if memory:
         left.hand_over(memory.cache, rows, [ids for ids, _ in found], num_prompt)
     return found
+
+
+@contextmanager
+def threads_for(model: PreTrainedModel) -> Iterator[None]:
+    """Inside, a model whose products are small computes with one thread: several would wait for one another longer than
+    they compute."""
+    before = torch.get_num_threads()
+    is_small = before > 1 and max(weight.numel() for weight in model.parameters()) < _WORTH_SHARING
+    if is_small:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if is_small:
+            torch.set_num_threads(before)
+
+
+_WORTH_SHARING = 2**18  # weights of one product with few rows
 
 
 class _Texts:
