@@ -22,6 +22,8 @@ from gruppo.data.gym import gym_score
 from gruppo.data.gym_process import require_gym
 from gruppo.data.selection import GYM, Place, mixture, tasks_of
 from gruppo.data.world import build_world, gold_reply, world_tasks
+from gruppo.engines.decoding import Memory
+from gruppo.engines.drafts import Drafts
 from gruppo.engines.local import LocalEngine
 from gruppo.engines.openai import OpenAIConfig, OpenAIEngine
 from gruppo.engines.prefix_cache import PrefixCache
@@ -205,8 +207,9 @@ def assemble(config: RunConfig) -> Assembly:
         activate=learner.sampling,
         version=learner.version,
         replicas=learner.replicas,
-        cache=partial(PrefixCache, config.model.cache_mb * 2**20, learner.changes),
-        drafted=config.model.draft_tokens,
+        memory=lambda: Memory(
+            PrefixCache(config.model.cache_mb * 2**20, learner.changes), Drafts(config.model.draft_tokens)
+        ),
     )
     if isinstance(team, Solo) and tools:
         if config.team.solo.call_format == "template" and "local" in {role.engine for role in roles.values()}:

@@ -16,6 +16,7 @@ from test_local_engine import MIXED, ask
 from test_packing import MODELS, TOKENIZER, drawn
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from gruppo.engines.decoding import Memory
 from gruppo.engines.drafts import Drafts
 from gruppo.engines.local import LocalEngine
 from gruppo.engines.prefix_cache import PrefixCache
@@ -29,8 +30,7 @@ def engine_of(model: Any, drafted: int, cache_bytes: int = 0) -> LocalEngine:
         TOKENIZER,
         activate=lambda policy: nullcontext(model),
         version=lambda policy: 0,
-        cache=lambda: PrefixCache(cache_bytes),
-        drafted=drafted,
+        memory=lambda: Memory(PrefixCache(cache_bytes), Drafts(drafted)),
     )
 
 

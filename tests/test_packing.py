@@ -20,6 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 
 from gruppo.algorithms.batching import Pack, Row, collate, microbatches
 from gruppo.chat import render
+from gruppo.engines.decoding import Memory
 from gruppo.engines.local import LocalEngine
 from gruppo.engines.prefix_cache import PrefixCache
 from gruppo.training.logprobs import comes_apart, token_logprobs
@@ -299,7 +300,7 @@ def test_sampling_with_shared_and_kept_key_values_equals_a_forward_at_every_toke
         TOKENIZER,
         activate=lambda policy: nullcontext(model),
         version=lambda policy: 0,
-        cache=lambda: PrefixCache(2**26),
+        memory=lambda: Memory(PrefixCache(2**26)),
     )
     cold, warm = {"temperature": 0.4, "max_tokens": 7}, {"temperature": 0.9, "max_tokens": 5}
     first = [ask("what is the answer", seed, **cold) for seed in range(4)] + [ask("the question", 4, temperature=0.0)]

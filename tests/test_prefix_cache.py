@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from gruppo import replicas
-from gruppo.engines.decoding import Prompted
+from gruppo.engines.decoding import Memory, Prompted
 from gruppo.engines.local import Home, LocalEngine, _shares
 from gruppo.engines.prefix_cache import PrefixCache
 from gruppo.replicas import Replicas
@@ -82,7 +82,7 @@ def make_engine(model: torch.nn.Module, max_bytes: int = PLENTY, stamp: Stamp = 
         model,
         TOKENIZER,
         **{"activate": lambda policy: nullcontext(model), "version": lambda policy: 0, **options},
-        cache=lambda: PrefixCache(max_bytes, stamp),
+        memory=lambda: Memory(PrefixCache(max_bytes, stamp)),
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -40,8 +40,8 @@ class Prompted:
 class Memory:
     """What a process knows from batches before: key-values of prompts, and what is said after what."""
 
-    cache: PrefixCache
-    drafts: Drafts
+    cache: PrefixCache = field(default_factory=PrefixCache)
+    drafts: Drafts = field(default_factory=Drafts)
 
 
 def decode(

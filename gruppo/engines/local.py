@@ -19,8 +19,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from gruppo.chat import decode_action, end_of_turn_ids, render
 from gruppo.engines.branches import computes_branches
 from gruppo.engines.decoding import Memory, Prompted, cut, decode
-from gruppo.engines.drafts import Drafts
-from gruppo.engines.prefix_cache import PrefixCache
 from gruppo.errors import EngineError, boundary
 from gruppo.prefix_tree import Ids
 from gruppo.replicas import Replicas
@@ -37,9 +35,8 @@ class LocalEngine:
     `activate(policy)` is a context manager that yields the model that computes with that policy's weights (None: the
     frozen base) inside the block; `model` tells the architecture's limits and end tokens; `version(policy)` is the
     integer written into its completions. `max_batch_tokens` bounds rows x (prompt + action) of one batch, padding
-    included, and so the memory of its key-values; `context_length` defaults to the model's. `cache` makes what keeps
-    key-values for later calls, one for each process; `drafted` bounds the ids of a forward that guesses at what comes
-    next may fill (`drafts`).
+    included, and so the memory of its key-values; `context_length` defaults to the model's. `memory` makes what is
+    known from earlier calls, one for each process: key-values (`prefix_cache`), and what may come next (`drafts`).
 
     A row's draw depends on its seed and its logits only, whatever else is in the batch; logits may differ in the last
     float32 digits with the batch's shape and with what is cached. A prompt that goes on from what an attempt has said
@@ -56,8 +53,7 @@ class LocalEngine:
         max_batch_tokens: int = 65_536,
         context_length: int | None = None,
         replicas: Replicas | None = None,
-        cache: Callable[[], PrefixCache] = PrefixCache,
-        drafted: int = 0,
+        memory: Callable[[], Memory] = Memory,
     ) -> None:
         self.tokenizer = tokenizer
         self.activate = activate
@@ -67,7 +63,7 @@ class LocalEngine:
         self.branches = computes_branches(model)
         self.replicas = replicas or Replicas(1)
         self.replicas.add(self)
-        self.memories = [Memory(cache(), Drafts(drafted)) for _ in range(self.replicas.num)]
+        self.memories = [memory() for _ in range(self.replicas.num)]
         self._period, self._homes = 0, dict[Home, int]()
         self._said: dict[Attempt, dict[str, Ids]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
