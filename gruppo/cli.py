@@ -1,5 +1,5 @@
 """The command line: `gruppo quickstart | sft | train | eval | report | tune | estimate | config | model | doctor |
-check | grade | bench | compare | mistakes | data | judge`.
+check | grade | bench | compare | mistakes | data | judge | search`.
 
 It parses and prints; no work is done here.
 
@@ -21,6 +21,7 @@ from rich.table import Table
 
 from gruppo.cli_assess import OVERRIDES, ConfigFiles, RunPath, assessing, judges
 from gruppo.cli_data import data
+from gruppo.cli_search import search
 from gruppo.config import dump, load, parse_overrides, schema_rows
 from gruppo.errors import ConfigError, GruppoError, UserError
 from gruppo.log import Log
@@ -260,6 +261,7 @@ def check_env(
 
 app.add_typer(data, name="data")
 app.add_typer(judges, name="judge")
+app.add_typer(search, name="search")
 for _command, _settings in assessing.items():
     app.command(context_settings=_settings)(_command)
 
