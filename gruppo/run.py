@@ -39,6 +39,7 @@ from gruppo.rewards.turns import TURN_REWARDS
 from gruppo.rollout import Rollout, RolloutConfig
 from gruppo.teams import TEAMS
 from gruppo.teams.base import Prompt, Role, Team
+from gruppo.teams.search import SearchConfig
 from gruppo.teams.solo import Solo, SoloConfig
 from gruppo.teams.solver import SolverConfig
 from gruppo.tool_calls import OBSERVATIONS, call_format
@@ -103,9 +104,10 @@ class TeamConfig(Config):
     """Which program plays, and its limits."""
 
     program: str = "solver"
-    """"solver", "solo", or your own class: "file.py:Name"."""
+    """"solver", "solo", "search", or your own class: "file.py:Name"."""
     solver: SolverConfig = SolverConfig()
     solo: SoloConfig = SoloConfig()
+    search: SearchConfig = SearchConfig()
 
 
 class RoleConfig(Config):
@@ -223,6 +225,16 @@ def assemble(config: RunConfig) -> Assembly:
     return Assembly(learner, rollout, isolation_of(tools.values()))
 
 
+def assemble_frozen(config: RunConfig) -> Rollout:
+    """What plays a config in which no role needs the local engine: no model is loaded, and nothing can be trained."""
+    team = make_team(config.team)
+    roles = {name: make_role(config, team, name) for name in order(config.roles, team)}
+    tools = make_tools(config.tools, config.engines, config.tasks.world_seed)
+    engines: dict[str, Engine] = {name: OpenAIEngine(engine) for name, engine in config.engines.items()}
+    calls = {name: engine.max_concurrency for name, engine in config.engines.items()}
+    return Rollout(team, roles, engines, tools, {}, config.rollout, calls=calls)
+
+
 def can_play_apart(config: RunConfig, rollout: Rollout) -> bool:
     """Whether several processes may play whole episodes, not only sample: none would miss what another does."""
     ours = config.team.program in TEAMS and can_renew(rollout.tools.values())
@@ -244,7 +256,8 @@ def check(config: RunConfig) -> None:
 def make_team(config: TeamConfig) -> Team:
     """The team's program."""
     if config.program in TEAMS:
-        return TEAMS[config.program]({"solver": config.solver, "solo": config.solo}[config.program])
+        own = {"solver": config.solver, "solo": config.solo, "search": config.search}
+        return TEAMS[config.program](own[config.program])
     if ":" not in config.program:
         raise ConfigError(f"team.program = {config.program!r}: no such team{suggest(config.program, TEAMS)}")
     with boundary(ConfigError, f"team.program = {config.program!r}"):

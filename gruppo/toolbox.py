@@ -14,12 +14,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from gruppo.config import load_object, suggest
+from gruppo.config import load_object, missing_file, suggest
 from gruppo.data.world import build_world
+from gruppo.data.world.encyclopedia import SPLITS
 from gruppo.engines.openai import OpenAIConfig, OpenAIEngine
 from gruppo.errors import ConfigError
 from gruppo.tools.base import FunctionTool
 from gruppo.tools.coder import CoderTool
+from gruppo.tools.documents import ReadTool, SearchTool, document_tools
 from gruppo.tools.isolation import Level
 from gruppo.tools.mcp import MCPTool
 from gruppo.tools.python import PythonTool
@@ -34,10 +36,13 @@ class ToolsConfig(ServicesConfig):
     """What the agents may call."""
 
     names: list[str] = ["python", "wikipedia"]
-    """"python", "wikipedia", "generator", "coder", "google", "web", "articles", "mcp:<server>", or your own:
-    "file.py:name"."""
+    """"python", "wikipedia", "documents", "generator", "coder", "google", "web", "articles", "mcp:<server>", or your
+    own: "file.py:name"."""
     corpus: str = "world"
-    """What "wikipedia" searches: "world", a folder of texts, or a .jsonl of passages."""
+    """What is searched: "world", the part of it that a split's questions are about ("world:train"), a folder of texts,
+    or a .jsonl of passages."""
+    index: str = ""
+    """A folder that keeps the index of a corpus of files from run to run, memory-mapped; empty: it is in memory."""
     passages: int = Field(1, ge=1)
     """Passages that a search returns."""
     workers: int | None = Field(None, ge=1)
@@ -83,16 +88,17 @@ def find_tools(name: str, tools: ToolsConfig, engines: Mapping[str, OpenAIConfig
     if name == "python":
         return [make_python(tools)]
     if name == "wikipedia":
-        return [WikipediaTool(make_index(tools.corpus, world_seed), k=tools.passages)]
+        return [WikipediaTool(make_index(tools.corpus, world_seed, tools.index), k=tools.passages)]
+    if name == "documents":
+        return list(document_tools(make_index(tools.corpus, world_seed, tools.index)))
     if name in SERVICES or name.startswith("mcp:"):
         if tools.engine and tools.engine not in engines:
             raise ConfigError(f"tools.engine = {tools.engine!r}: no such engine{suggest(tools.engine, engines)}")
         engine = OpenAIEngine(engines[tools.engine]) if tools.engine else None
-        return make_service(
-            name, tools, engine, partial(make_index, tools.corpus, world_seed), partial(make_python, tools)
-        )
+        index = partial(make_index, tools.corpus, world_seed, tools.index)
+        return make_service(name, tools, engine, index, partial(make_python, tools))
     if ":" not in name:
-        close = suggest(name, ("python", "wikipedia", *SERVICES))
+        close = suggest(name, ("python", "wikipedia", "documents", *SERVICES))
         raise ConfigError(f"tools.names: no tool {name!r}{close}; your own is 'file.py:name'")
     if isfunction(tool := load_object(name)):
         raise ConfigError(f"tools.names: {name!r} is a plain function; put @tool (gruppo.tools) above it")
@@ -121,13 +127,29 @@ def make_python(tools: ToolsConfig) -> PythonTool:
     )
 
 
-def make_index(corpus: str, world_seed: int) -> BM25Index:
-    """The passages that "wikipedia" searches; each sentence of the world can be found on its own."""
-    if corpus != "world":
-        return BM25Index.from_jsonl(Path(corpus)) if corpus.endswith(".jsonl") else BM25Index.from_folder(Path(corpus))
-    articles = build_world(world_seed).articles
-    told = [pair for article in articles for pair in zip(article.subjects, article.sentences, strict=True)]
-    return BM25Index([Passage(str(number), subject, sentence) for number, (subject, sentence) in enumerate(told)])
+def make_index(corpus: str, world_seed: int, folder: str = "") -> BM25Index:
+    """The passages that are searched; each sentence of the world can be found on its own. `folder` keeps the index."""
+    if corpus.partition(":")[0] == "world":
+        if folder:
+            raise ConfigError(f"tools.index = {folder!r}: the world is made in memory; leave it out")
+        return world_index(corpus.partition(":")[2], world_seed)
+    if not Path(corpus).exists():
+        raise ConfigError(f"tools.corpus: {missing_file(Path(corpus))}")
+    if folder:
+        return BM25Index.kept(corpus, folder)
+    return BM25Index.from_jsonl(corpus) if corpus.endswith(".jsonl") else BM25Index.from_folder(corpus)
+
+
+def world_index(split: str, world_seed: int) -> BM25Index:
+    """All sentences of the world, or those about entities of one split; a sentence has the same id in both."""
+    world = build_world(world_seed)
+    if split and split not in SPLITS:
+        raise ConfigError(f"tools.corpus = 'world:{split}': no such split{suggest(split, SPLITS)}")
+    names = {name for (_, part), names in world.entities.items() for name in names if part == split or not split}
+    told = [pair for article in world.articles for pair in zip(article.subjects, article.sentences, strict=True)]
+    return BM25Index(
+        Passage(str(number), subject, sentence) for number, (subject, sentence) in enumerate(told) if subject in names
+    )
 
 
 def close_tools(tools: Iterable[Tool]) -> None:
@@ -140,7 +162,8 @@ def close_tools(tools: Iterable[Tool]) -> None:
 
 def can_renew(tools: Iterable[Tool]) -> bool:
     """Whether a forked process can have tools of its own in place of these."""
-    return all(isinstance(tool, PythonTool | WikipediaTool) or _has_processes(tool) for tool in tools)
+    shared = PythonTool | WikipediaTool | SearchTool | ReadTool
+    return all(isinstance(tool, shared) or _has_processes(tool) for tool in tools)
 
 
 def renew(config: ToolsConfig, tools: Mapping[str, Tool]) -> dict[str, Tool]:

@@ -16,10 +16,11 @@ MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for path in (ROOT / "gruppo").rglob("*.py")
 }
-LAYERS = """types errors | config log chat bounded_json episodes prefix_tree replicas
-    | store monitors doctor weights tool_calls code_blocks tree_attention
+LAYERS = """types errors | config log chat bounded_json episodes prefix_tree replicas search_state
+    | search_tables store monitors doctor weights tool_calls code_blocks tree_attention
     | data tools engines rewards algorithms | teams toolbox | dispatch | rollout | troupe training evaluation
-    | run | lints | stages | assess estimate tuning export | pipeline | cli_data cli_assess cli_pipeline
+    | run | lints | stages | assess estimate tuning export searching | pipeline
+    | cli_data cli_assess cli_pipeline | cli_search
     | cli | __main__"""
 LEVEL = {name: level for level, names in enumerate(LAYERS.split("|")) for name in names.split()}
 TORCH = re.compile(
@@ -62,7 +63,7 @@ def test_only_the_command_line_imports_our_code_late(trees: dict[str, ast.Module
     kinds = ast.FunctionDef | ast.AsyncFunctionDef
     functions = [(name, node) for name, tree in trees.items() for node in ast.walk(tree) if isinstance(node, kinds)]
     late = {name for name, function in functions if imports(function) & trees.keys()}
-    assert late == {"gruppo.cli", "gruppo.cli_assess", "gruppo.cli_data", "gruppo.cli_pipeline"}
+    assert late == {"gruppo.cli", "gruppo.cli_assess", "gruppo.cli_data", "gruppo.cli_pipeline", "gruppo.cli_search"}
 
 
 def test_help_imports_no_torch() -> None:

@@ -6,17 +6,14 @@ sees it; it is never a crash.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
-from gruppo.config import Config, suggest
-from gruppo.errors import ConfigError
+from gruppo.config import Config
 from gruppo.teams.actions import (
     MemoryVerification,
     NextStep,
@@ -27,6 +24,7 @@ from gruppo.teams.actions import (
     read_verification,
 )
 from gruppo.teams.base import Action, Cast, Ended, Prompt
+from gruppo.teams.prompt_files import read_prompts
 from gruppo.types import Outcome, Task, Tool
 
 FIELDS = (
@@ -148,29 +146,7 @@ class Solver:
 
 def solver_prompts(which: str) -> dict[str, Prompt]:
     """The prompts of a size, or of a user's TOML file: role -> Prompt. Raises ConfigError for a missing or odd file."""
-    sizes: dict[str, Literal["solver_compact.toml", "solver_full.toml"]] = {
-        "compact": "solver_compact.toml",
-        "full": "solver_full.toml",
-    }
-    path = Path(__file__).parent / "prompts" / sizes[which] if which in sizes else Path(which)
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-        prompts = {
-            role: Prompt(entry["user"].strip(), entry.get("system", "").strip()) for role, entry in table.items()
-        }
-        for role, prompt in prompts.items():
-            if role not in ROLES:
-                raise ConfigError(f"team.prompts = {which!r}: unknown role {role!r}{suggest(role, ROLES)}")
-            prompt.messages(dict.fromkeys(FIELDS, ""))
-        return prompts
-    except FileNotFoundError:
-        raise ConfigError(f"team.prompts = {which!r}: no such file; use 'compact', 'full' or a TOML file") from None
-    except OSError as error:
-        raise ConfigError(f"team.prompts = {which!r}: can't be read: {error.strerror}") from None
-    except (ValueError, LookupError, TypeError, AttributeError) as error:  # syntax, bytes, a missing or unknown field
-        raise ConfigError(
-            f"team.prompts = {which!r}: each role needs a table with 'user' (and 'system'): {error}"
-        ) from None
+    return read_prompts(which, {"compact": "solver_compact.toml", "full": "solver_full.toml"}, ROLES, FIELDS)
 
 
 def describe(tools: Mapping[str, Tool]) -> str:

@@ -1,10 +1,11 @@
 """Full-text search over a folder or file of documents: BM25 by SQLite's FTS5, no server and no network.
 
-It ranks passages as they are given; it does not split documents, stem words or learn.
+It ranks passages as they are given; it does not split documents, stem words or learn. SQLite itself maps the file.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -14,10 +15,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from urllib.parse import quote
 
 from gruppo.errors import DataError
+from gruppo.tools.bigrams import asked, indexed, is_character
 
 MAX_TERMS = 256  # of a query, the first distinct ones
+MAX_RESULTS = 10_000
+LARGE, COMMON = 10_000, 0.05  # passages from which on words in more than this share of them are common
+MAPPED_BYTES = 2**31 - 2**16  # SQLite's own limit; what is beyond it is read
+VERSION = 1  # of the file
 
 
 @dataclass(frozen=True)
@@ -30,24 +37,26 @@ class Passage:
 
 
 class BM25Index:
-    """Passages ranked by BM25 over title and text, words compared without case and accents.
+    """Passages ranked by BM25 over title and text, words compared without case and accents, Chinese by bigrams.
 
-    In memory, or kept in the file `path` (replaced as a whole once it is complete). Raises DataError for a repeated id.
+    In memory, or kept in the file `path` (replaced as a whole once it is complete) and read from it memory-mapped. In a
+    large index, a query's common words are left out while it has others. Raises DataError for a repeated id.
     """
 
     def __init__(self, passages: Iterable[Passage], path: str | Path | None = None) -> None:
-        building = f"{path}.building" if path else ":memory:"
-        if path:
-            Path(building).unlink(missing_ok=True)
-        self._database = sqlite3.connect(building)
-        tokens = "tokenize='unicode61 remove_diacritics 2'"
-        with self._database:
-            self._database.execute(f"CREATE VIRTUAL TABLE passages USING fts5(id UNINDEXED, title, text, {tokens})")
-            self._database.executemany("INSERT INTO passages VALUES (?, ?, ?)", rows(passages))
-        if path:
-            self._database.close()
-            os.replace(building, path)
-            self._database = sqlite3.connect(path)
+        building = f"{path}.building-{os.getpid()}" if path else ":memory:"
+        try:
+            self._database = sqlite3.connect(building)
+            build(self._database, passages)
+            if path:
+                self._database.close()
+                os.replace(building, path)
+                self._database = mapped(path)
+        except (OSError, sqlite3.OperationalError) as error:
+            raise DataError(f"{path}: the index can't be written: {error}") from error
+        finally:
+            if path:
+                Path(building).unlink(missing_ok=True)
         self._remember()
 
     @classmethod
@@ -55,28 +64,45 @@ class BM25Index:
         """An index that was built into a file. Raises DataError if there is none."""
         index = cls.__new__(cls)
         try:
-            index._database = sqlite3.connect(f"file:{Path(path).resolve().as_posix()}?mode=ro", uri=True)
-            index._database.execute("SELECT id FROM passages LIMIT 1")
+            index._database = mapped(path)
+            index._remember()
         except sqlite3.Error as error:
             raise DataError(f"{path}: not a search index ({error})") from error
-        index._remember()
         return index
 
     @classmethod
     def from_folder(cls, folder: str | Path, path: str | Path | None = None) -> BM25Index:
         """One passage per .txt or .md file below the folder: its relative path, name and content."""
-        files = sorted(file for file in Path(folder).rglob("*") if file.suffix in (".txt", ".md") and file.is_file())
-        if not files:
-            raise DataError(f"{folder}: no .txt or .md file to search in")
-        return cls((read_file(file, Path(folder)) for file in files), path)
+        return cls((read_file(file, Path(folder)) for file in files_of(Path(folder))), path)
 
     @classmethod
     def from_jsonl(cls, file: str | Path, path: str | Path | None = None) -> BM25Index:
         """One passage per line, an object with the strings `id`, `title` and `text`."""
         return cls(read_jsonl(Path(file)), path)
 
+    @classmethod
+    def kept(cls, corpus: str | Path, folder: str | Path) -> BM25Index:
+        """The index of a folder of texts or a .jsonl, kept in `folder` and made anew when a file of theirs changed."""
+        corpus, folder = Path(corpus), Path(folder)
+        is_jsonl = corpus.suffix == ".jsonl"
+        path = folder / f"{fingerprint(corpus, [corpus] if is_jsonl else files_of(corpus))}.index"
+        if path.is_file():
+            try:
+                return cls.open(path)
+            except DataError:  # of a kill, of another version: it can always be made anew
+                path.unlink()
+        folder.mkdir(parents=True, exist_ok=True)
+        return (cls.from_jsonl if is_jsonl else cls.from_folder)(corpus, path)
+
     def __len__(self) -> int:
         return self._database.execute("SELECT count(*) FROM passages").fetchone()[0]
+
+    def __getitem__(self, id: str) -> Passage:
+        """The passage of this id. Raises KeyError."""
+        found = self._database.execute("SELECT id, title, text FROM passages WHERE id = ?", (clean(id),)).fetchone()
+        if found is None:
+            raise KeyError(id)
+        return Passage(*found)
 
     def search(self, query: str, k: int = 1) -> list[Passage]:
         """The `k` best passages that hold any word of the query, best first, equals in the order of their ids."""
@@ -84,27 +110,33 @@ class BM25Index:
 
     def scored(self, query: str, k: int = 1) -> list[tuple[Passage, float]]:
         """As `search`, each with its BM25 score, which is above 0."""
-        words = terms(query)
+        words = self._telling(terms(query))
         return list(self._best(tuple(words), k)) if words and k >= 1 else []
 
     def titled(self, title: str) -> list[Passage]:
         """All passages of that very title, in the order of their ids."""
-        words = " ".join(f'"{word}"' for word in terms(title))
-        clause, values = ("passages MATCH ? AND ", (f"title : ({words})",)) if words else ("", ())
+        words = " ".join(map(quoted, terms(title)))
+        clause = "number IN (SELECT rowid FROM words WHERE words MATCH ?) AND" if words else ""
         found = self._database.execute(
-            f"SELECT id, title, text FROM passages WHERE {clause}title = ? ORDER BY id", (*values, title)
+            f"SELECT id, title, text FROM passages WHERE {clause} title = ? ORDER BY number",
+            (f"title : ({words})", clean(title)) if words else (clean(title),),
         )
         return [Passage(*row) for row in found]
+
+    def _telling(self, words: list[str]) -> list[str]:
+        """The words less the common ones, of which one is left if there is nothing else."""
+        return [word for word in words if word not in self._common] or sorted(words, key=self._common.get)[:1]  # type: ignore[arg-type]
 
     def _remember(self) -> None:
         # The index never changes, and the attempts of a group ask the same things: a repeated search costs nothing.
         self._best = lru_cache(maxsize=65_536)(self._rank)
+        self._common = dict(self._database.execute("SELECT term, count FROM common"))
 
     def _rank(self, words: tuple[str, ...], k: int) -> tuple[tuple[Passage, float], ...]:
         found = self._database.execute(
-            "SELECT id, title, text, -bm25(passages) FROM passages WHERE passages MATCH ? ORDER BY bm25(passages), id"
-            " LIMIT ?",
-            (" OR ".join(f'"{word}"' for word in words), k),
+            "SELECT id, title, text, -cost FROM (SELECT rowid AS number, bm25(words) AS cost FROM words"
+            " WHERE words MATCH ? ORDER BY cost, number LIMIT ?) JOIN passages USING (number) ORDER BY cost, number",
+            (" OR ".join(map(quoted, words)), min(k, MAX_RESULTS)),
         )
         return tuple((Passage(*row[:3]), row[3]) for row in found)
 
@@ -112,19 +144,83 @@ class BM25Index:
         self._database.close()
 
 
+def build(database: sqlite3.Connection, passages: Iterable[Passage]) -> None:
+    """Fill an empty database: the passages in the order of their ids, their words, and which of these are common."""
+    database.create_function("indexed", 1, indexed, deterministic=True)
+    with database:
+        database.execute("CREATE TEMP TABLE staged(id TEXT PRIMARY KEY, title, text) WITHOUT ROWID")
+        database.executemany("INSERT INTO staged VALUES (?, ?, ?)", rows(passages))
+        database.execute("CREATE TABLE passages(number INTEGER PRIMARY KEY, id TEXT UNIQUE, title TEXT, text TEXT)")
+        database.execute("INSERT INTO passages(id, title, text) SELECT * FROM staged ORDER BY id")
+        tokens = "tokenize='unicode61 remove_diacritics 2'"
+        database.execute(f"CREATE VIRTUAL TABLE words USING fts5(title, text, content='', {tokens})")
+        database.execute(
+            "INSERT INTO words(rowid, title, text) SELECT number, indexed(title), indexed(text) FROM passages"
+        )
+        database.execute("CREATE TABLE common(term TEXT PRIMARY KEY, count INTEGER)")
+        (size,) = database.execute("SELECT count(*) FROM passages").fetchone()
+        if size >= LARGE:
+            database.execute("INSERT INTO words(words) VALUES ('optimize')")
+            database.execute("CREATE VIRTUAL TABLE temp.vocabulary USING fts5vocab(main, words, row)")
+            database.execute("INSERT INTO common SELECT term, doc FROM vocabulary WHERE doc > ?", (COMMON * size,))
+            database.execute("DROP TABLE temp.vocabulary")
+    database.execute("DROP TABLE staged")
+
+
+def mapped(path: str | Path) -> sqlite3.Connection:
+    """A complete index file, read through a memory map, never locked and never written."""
+    database = sqlite3.connect(f"file:{quote(str(Path(path).resolve()))}?mode=ro&immutable=1", uri=True)
+    try:
+        database.execute(f"PRAGMA mmap_size = {MAPPED_BYTES}")
+        database.execute("SELECT term FROM common LIMIT 1")
+    except sqlite3.Error:
+        database.close()
+        raise
+    return database
+
+
 def terms(query: str) -> list[str]:
     """The distinct words of any string, in lower case: letters and digits only, so nothing of FTS5's syntax is left."""
-    words = re.findall(r"[^\W_]+", unicodedata.normalize("NFC", query).lower())
+    words = re.findall(r"[^\W_]+", asked(unicodedata.normalize("NFC", query)).lower())
     return list(dict.fromkeys(words))[:MAX_TERMS]
+
+
+def quoted(word: str) -> str:
+    """A word as FTS5 takes it; a character of a script that is indexed by pairs stands for all that begins with it."""
+    return f'"{word}"*' if is_character(word) else f'"{word}"'
+
+
+def fingerprint(corpus: Path, files: Iterable[Path]) -> str:
+    """A digest of the names, sizes and times of files."""
+    try:
+        facts = [(file.relative_to(corpus).as_posix(), file.stat()) for file in files]
+    except OSError as error:
+        raise DataError(f"{corpus}: {error.strerror}") from error
+    listed = [(VERSION, str(corpus.resolve())), *((name, stat.st_size, stat.st_mtime_ns) for name, stat in facts)]
+    return hashlib.blake2b(json.dumps(listed).encode(), digest_size=12).hexdigest()
+
+
+def files_of(folder: Path) -> list[Path]:
+    """The .txt and .md files below a folder. Raises DataError if there is none."""
+    files = sorted(file for file in folder.rglob("*") if file.suffix in (".txt", ".md") and file.is_file())
+    if not files:
+        raise DataError(f"{folder}: no .txt or .md file to search in")
+    return files
+
+
+def clean(text: str) -> str:
+    """The text as a database can hold it: half a surrogate pair becomes "?"."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 def rows(passages: Iterable[Passage]) -> Iterator[tuple[str, str, str]]:
     seen: set[str] = set()
     for passage in passages:
-        if passage.id in seen:
+        id = clean(passage.id)
+        if id in seen:
             raise DataError(f"passage id {passage.id!r} is not unique")
-        seen.add(passage.id)
-        yield passage.id, passage.title, passage.text
+        seen.add(id)
+        yield id, clean(passage.title), clean(passage.text)
 
 
 def read_file(file: Path, folder: Path) -> Passage:

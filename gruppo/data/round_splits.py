@@ -1,0 +1,89 @@
+"""Training and evaluation states apart: split by question, and no state left that shows something of the other side.
+
+Rounds of one question never come apart, and a training state that shows a question, an entity or a labelled document of
+the evaluation is left out, counted, and not repaired.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from gruppo.data.rounds import Reading, RoundsConfig, RoundState, Seen, documents_of, plain
+
+_LETTER = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3\uf900-\ufaff\U00020000-\U0003ffff"  # of a script without blanks
+_WORD = re.compile(f"[{_LETTER}]|[^\\W_{_LETTER}]+")  # such a letter is a word, so names are found inside its runs
+Words = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RoundSplit:
+    """The states to train on and those to evaluate on; `left_out` counts what training lost, and why."""
+
+    training: list[RoundState]
+    evaluation: list[RoundState]
+    left_out: Counter[str]
+
+    def text(self) -> str:
+        """The report, for people."""
+        lost = [f"left out of training: {count} that show {reason}" for reason, count in self.left_out.items()]
+        return "\n".join([f"{len(self.training)} states to train on, {len(self.evaluation)} to evaluate on", *lost])
+
+
+def split_rounds(reading: Reading, config: RoundsConfig) -> RoundSplit:
+    """Some questions for evaluation, the same ones for the same questions and seed, whatever their number of runs."""
+    questions = sorted(reading.seen)
+    random.Random(f"split {config.seed}").shuffle(questions)
+    kept = set(questions[: round(config.evaluation_share * len(questions))])
+    evaluation = [state for state in reading.states if plain(state.question) in kept]
+    training = [state for state in reading.states if plain(state.question) not in kept]
+    return without_leaks(training, evaluation, [reading.seen[question] for question in kept])
+
+
+def without_leaks(training: Iterable[RoundState], evaluation: Sequence[RoundState], seen: Sequence[Seen]) -> RoundSplit:
+    """The training states that show nothing of what was `seen` in the evaluation's runs; for splits that are given."""
+    questions = Names(question for each in seen for question in each.questions)
+    entities = Names(entity for each in seen for entity in each.entities)
+    documents = {document for each in seen for document in each.documents}
+    clean, left_out = [], Counter[str]()
+    for state in training:
+        shown = [words_of(text) for text in texts_of(state)]
+        if any(map(questions.are_in, shown)):
+            left_out["a question of the evaluation"] += 1
+        elif any(map(entities.are_in, shown)):
+            left_out["an entity of the evaluation"] += 1
+        elif (documents_of(state.state) | state.verdicts.keys()) & documents:
+            left_out["a document labelled in the evaluation"] += 1
+        else:
+            clean.append(state)
+    return RoundSplit(clean, list(evaluation), left_out)
+
+
+def texts_of(state: RoundState) -> Iterator[str]:
+    """All words of a state that a model could learn."""
+    yield from (state.question, state.sub_goal, *state.clues, *state.text().values())
+
+
+def words_of(text: str) -> Words:
+    """The words of a text as they are compared."""
+    return tuple(_WORD.findall(unicodedata.normalize("NFKC", text).casefold()))
+
+
+class Names:
+    """Names that are looked for in texts, as whole words; names of many words cost no more than the text has."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names: dict[int, set[Words]] = {}
+        for words in map(words_of, names):
+            if words:
+                self._names.setdefault(len(words), set()).add(words)
+
+    def are_in(self, words: Words) -> bool:
+        """Whether one of the names is in a text."""
+        return any(
+            words[at : at + size] in names for size, names in self._names.items() for at in range(len(words) - size + 1)
+        )

@@ -1,0 +1,73 @@
+"""One question to the search team, outside of any training: what `gruppo search` does, without the printing.
+
+Where no role has a model, rules play every seat and no model is loaded. The records are those that training reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gruppo.config import load
+from gruppo.data.search_files import folder_name, run_folders
+from gruppo.errors import ConfigError, DataError, GruppoError
+from gruppo.run import RunConfig, assemble, assemble_frozen
+from gruppo.search_state import Document, Meta, checkpoint_of, meta_of
+from gruppo.search_tables import in_order
+from gruppo.toolbox import close_tools
+from gruppo.tools.documents import SearchTool
+from gruppo.types import Episode, Task
+
+CHECKPOINTS, INDEX = "checkpoints", "index"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What came of a question: how its run ended, the documents that it knows in the end, and where its files are."""
+
+    meta: Meta
+    documents: list[Document]
+    folder: Path
+
+
+def config_of(corpus: str, out: Path, files: list[Path], overrides: Mapping[str, str]) -> RunConfig:
+    """The config of a question: the search team on a corpus, then the user's files and flags."""
+    own = {"team.program": "search", "tools.names": '["documents"]', "tools.corpus": corpus}
+    own["team.search.checkpoints"] = str(out / CHECKPOINTS)
+    if corpus.partition(":")[0] != "world":
+        own["tools.index"] = str(out / INDEX)
+    if taken := own.keys() & overrides.keys():
+        raise ConfigError(f"--{min(taken)}: `gruppo search` sets it; use --corpus and --out, or gruppo train")
+    return load(RunConfig, files, {**own, **overrides})
+
+
+def ask(question: str, config: RunConfig) -> Asked:
+    """Play one attempt at a question. Raises DataError for an empty question or corpus, GruppoError if it broke off."""
+    if not question.strip():
+        raise DataError("the question is empty")
+    episode = _play(Task("question", question, ""), config)
+    parent = Path(config.team.search.checkpoints) / folder_name(question)
+    folder = run_folders(parent)[-1]
+    meta = meta_of((folder / "meta.json").read_bytes())
+    if episode.outcome.is_infrastructure:
+        raise GruppoError(f"the search broke off ({episode.outcome}): {episode.error}; what was done is in {folder}")
+    last = checkpoint_of((folder / meta.rounds[-1].file).read_bytes())
+    return Asked(meta, in_order(last.state.documents), folder)
+
+
+def _play(task: Task, config: RunConfig) -> Episode:
+    is_local = any(role.engine == "local" for role in config.roles.values())
+    assembly = assemble(config) if is_local else None
+    rollout = assembly.rollout if assembly else assemble_frozen(config)
+    try:
+        search = next(tool for tool in rollout.tools.values() if isinstance(tool, SearchTool))
+        if not len(search.orchestrator.index):
+            raise DataError(f"{config.tools.corpus}: no documents to search in")
+        (group,) = rollout.collect([task], 1, config.seed, "question")
+        return group.episodes[0]
+    finally:
+        if assembly:
+            assembly.close()
+        else:
+            close_tools(rollout.tools.values())

@@ -1,0 +1,31 @@
+"""The settings of the search team."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from gruppo.config import Config
+from gruppo.search_tables import TableLimits
+
+
+class SearchConfig(Config):
+    """The limits, the rules and the words of the search team."""
+
+    prompts: str = "full"
+    """"compact" (one line in, one line out), "full" (JSON, for LLMs), or a TOML file with your own full prompts."""
+    max_rounds: int = Field(10, ge=1)
+    """Rounds per question, the last one to answer in."""
+    clue_turns: int = Field(1, ge=1)
+    """Turns that the executor has in a SEARCH round; what it writes in them is searched for together."""
+    max_reads: int = Field(3, ge=1)
+    """Documents that are read in a READ round."""
+    checker: Literal["words", "truth"] = "words"
+    """Who labels documents where there is no role `checker`: "words", by the words of the sub-goal; "truth", by the
+    gold plan of the embedded world or the labels in a task's extra_info.documents."""
+    wrong_labels: float = Field(0.0, ge=0, le=1)
+    """The share of labels that are made wrong on purpose, always the same ones."""
+    checkpoints: str = ""
+    """The folder that gets {question}/run_{n}, a file per round; empty: none is written."""
+    tables: TableLimits = TableLimits()

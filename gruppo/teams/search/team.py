@@ -1,0 +1,89 @@
+"""The deep-search team: round after round a planner searches, reads, verifies, and at last has the answer written.
+
+Every seat is an agent if the config has its role, and a rule if not. The state is new for every attempt. With
+`checkpoints` set, each round is on disk before the next one begins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from gruppo.data.search_files import RunFiles
+from gruppo.errors import EngineError, GruppoError, TeamError, ToolError
+from gruppo.search_state import Round, State, Strategy
+from gruppo.search_tables import one_line, with_targets
+from gruppo.teams.base import Cast, Ended
+from gruppo.teams.prompt_files import read_prompts
+from gruppo.teams.search import rules
+from gruppo.teams.search.config import SearchConfig
+from gruppo.teams.search.seats import Seats, prompt_fields
+from gruppo.teams.search.strategies import play_round
+from gruppo.tools.documents import READ, SEARCH
+from gruppo.types import Outcome, Task
+
+ROLES = ("planner", "executor", "checker", "entity_manager", "writer")
+FIELDS = (*prompt_fields(State(""), 1, 1), "candidates", "text")
+SIZES = {"compact": "search_compact.toml", "full": "search_full.toml"}
+
+
+class Search:
+    """The team of `ROLES`, each of which may be left out; it needs the tools of `tools.names = ["documents"]`."""
+
+    roles = ROLES
+
+    def __init__(self, config: SearchConfig) -> None:
+        self.config = config
+        self.prompts = read_prompts(config.prompts, SIZES, ROLES, FIELDS)
+
+    async def play(self, task: Task, cast: Cast) -> str | None:
+        """One attempt at one task: the answer, or None with the outcome set on the cast."""
+        if missing := {SEARCH, READ} - set(cast.tools):
+            raise TeamError(f'the search team has no tool {min(missing)!r}: set tools.names = ["documents"]')
+        files = (
+            RunFiles.create(Path(self.config.checkpoints), task.question, task.id) if self.config.checkpoints else None
+        )
+        try:
+            answer = await self._play(Seats(task, cast, self.config), files)
+        except (GruppoError, Ended) as error:
+            if files:
+                files.end(_outcome_of(error), error=one_line(str(error), 500))
+            raise
+        if files:
+            files.end(cast.outcome, answer)
+        return answer
+
+    async def _play(self, seats: Seats, files: RunFiles | None) -> str | None:
+        def record(played: Round, state: State) -> None:
+            if files:
+                files.write(played, state)
+
+        config = self.config
+        question = seats.task.question
+        state = with_targets(State(question), rules.targets_of(question), config.tables)
+        record(Round(0), state)
+        is_planned = False
+        for number in range(1, config.max_rounds + 1):
+            action = await seats.plan(state, number)
+            if action.value is None:
+                error = one_line(f"planner: {action.error}", config.tables.cell)
+                state, played = replace(state, last=error), Round(number, error=error)
+            elif action.value.strategy == Strategy.ANSWER:
+                record(Round(number, Strategy.ANSWER), state)
+                break
+            else:
+                is_planned = True
+                state, played = await play_round(seats, state, number, action.value)
+            record(played, state)
+        else:
+            seats.cast.outcome = Outcome.max_turns if is_planned else Outcome.wrong_format
+        answer = await seats.answer(state, number)
+        if answer.error:
+            seats.cast.outcome = Outcome.max_tokens
+        return answer.value or None
+
+
+def _outcome_of(error: GruppoError | Ended) -> Outcome:
+    if isinstance(error, Ended):
+        return error.outcome
+    return {EngineError: Outcome.engine_failed, ToolError: Outcome.tool_failed}.get(type(error), Outcome.team_failed)

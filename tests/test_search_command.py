@@ -1,0 +1,90 @@
+"""`gruppo search` as people call it: answers, files, folders for any question, and one line for what is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import Command, refused
+
+from gruppo.data.rounds import RoundsConfig, read_rounds
+from gruppo.data.search_files import folder_name
+
+QUESTION = "What is the birth city of the mayor of Vael?"
+TEXTS = {
+    "vael.txt": "The mayor of Vael is Odo Brin.",
+    "deep/odo.md": "The birth city of Odo Brin is Morla.",
+    "杭州.txt": "杭州的市长是李明。",
+}
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    for name, text in TEXTS.items():
+        file = tmp_path / "texts" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    return tmp_path / "texts"
+
+
+def test_a_question_is_answered_and_every_round_is_on_disk(gruppo: Command, corpus: Path, tmp_path: Path) -> None:
+    ended = gruppo("search", QUESTION, "--corpus", str(corpus))
+    assert ended.code == 0 and ended.out.splitlines()[0] == "Morla" and "IMPORTANT  [vael.txt]" in ended.out
+    run = tmp_path / "checkpoints" / folder_name(QUESTION) / "run_1"
+    meta = json.loads((run / "meta.json").read_text())
+    assert meta["schema"] == "gruppo.search/1" and meta["question"] == QUESTION and meta["outcome"] == "completed"
+    assert sorted(file.name for file in run.iterdir()) == sorted(
+        ["meta.json", *(each["file"] for each in meta["rounds"])]
+    )
+    assert len(read_rounds(tmp_path / "checkpoints", RoundsConfig()).states) == 2
+    assert len(list((tmp_path / "index").iterdir())) == 1
+
+
+def test_the_long_form_json_and_chinese(gruppo: Command, corpus: Path, tmp_path: Path) -> None:
+    words = ["--corpus", str(corpus), "--out", str(tmp_path / "o"), "--json"]
+    found = json.loads(gruppo("search", "ask", "杭州的市长是谁？", *words).out)
+    assert found["answer"] == "李明" and found["documents"][0]["id"] == "杭州.txt" and found["run"] == 1
+    again = json.loads(gruppo("search", *words, "杭州的市长是谁？").out)
+    assert again["run"] == 2 and again["answer"] == "李明"
+
+
+def test_any_question_has_a_run(gruppo: Command, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"id": "1", "title": "a", "text": "b"}))
+    for question in ("../../etc/passwd", "x " * 5_000, "the of and", "\x01?"):
+        ended = gruppo("search", question, "--corpus", str(rows))
+        assert ended.code == 0 and ended.out.startswith("no answer was found"), ended
+        assert (tmp_path / "checkpoints" / folder_name(question) / "run_1" / "meta.json").is_file()
+
+
+def test_what_is_wrong_is_one_line(gruppo: Command, corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "bare").mkdir()
+    refused(gruppo("search", " ", "--corpus", str(corpus)), "the question is empty")
+    refused(gruppo("search", "q", "--corpus", "nowhere"), "nowhere: no such file")
+    refused(gruppo("search", "q", "--corpus", str(tmp_path / "empty.jsonl")), "no documents to search in")
+    refused(gruppo("search", "q", "--corpus", str(tmp_path / "bare")), "no .txt or .md file")
+    refused(gruppo("search", "q", "--corpus", "world:tset"), "did you mean test?")
+    refused(gruppo("search", "q", "--corpus", str(corpus), "--team.search.max_round", "3"), "team.search.max_rounds")
+    refused(gruppo("search", "q", "--corpus", str(corpus), "--tools.corpus", "x"), "--tools.corpus")
+
+
+def test_an_endpoint_that_is_down_is_a_failure_and_not_an_answer(gruppo: Command, corpus: Path) -> None:
+    engine = {"base_url": "http://127.0.0.1:9/v1", "model": "m", "max_retries": "0", "timeout_seconds": "1.0"}
+    words = [word for key, value in engine.items() for word in (f"--engines.server.{key}", value)]
+    words += ["--roles.checker.engine", "server", "--rollout.retries", "0"]
+    ended = gruppo("search", QUESTION, "--corpus", str(corpus), *words)
+    assert ended.code == 1 and ended.line.startswith("failed: the search broke off (engine_failed)"), ended
+
+
+def test_a_model_can_take_a_seat(gruppo: Command) -> None:
+    words = ["--roles.executor.max_tokens", "14", "--team.search.prompts", "compact", "--model.threads", "1"]
+    ended = gruppo("search", "What is the mayor of Tugrou?", "--corpus", "world:train", "--json", *words)
+    found = json.loads(ended.out)
+    assert ended.code == 0 and found["outcome"] == "completed" and found["rounds"][1]["num_clues"] == 1
+
+
+def test_the_world_is_a_corpus_and_help_is_help(gruppo: Command) -> None:
+    assert gruppo("search", "What is the event of the year 144?", "--corpus", "world").code == 0
+    assert "ask" in gruppo("search", "--help").out

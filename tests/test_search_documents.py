@@ -1,0 +1,212 @@
+"""Documents by several clues: Chinese, stop words, endless clues, fusion, empty and broken indexes, a kept index."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gruppo.errors import DataError
+from gruppo.search_state import Fault
+from gruppo.tools.documents import ReadTool, SearchOrchestrator, SearchTool, document_tools, excerpt, telling
+from gruppo.tools.search import LARGE, BM25Index, Passage, terms
+
+CHINESE = [
+    Passage("1", "李明", "李明出生在杭州，后来在上海大学任教。"),
+    Passage("2", "杭州", "杭州是浙江省的省会，西湖在杭州。"),
+    Passage("3", "GPT4模型", "GPT4模型由一家公司在２０２３年发布。"),
+    Passage("4", "東京", "東京は日本の首都です。カレーライス"),
+    Passage("5", "서울", "서울은 대한민국의 수도이다."),
+    Passage("6", "Hangzhou", "Hangzhou is the capital of Zhejiang."),
+]
+
+
+def ids(index: BM25Index, query: str, k: int = 10) -> list[str]:
+    return [passage.id for passage in index.search(query, k)]
+
+
+# ---- scripts without blanks -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("query", "first"),
+    [
+        ("李明出生在哪里？", "1"),
+        ("李明", "1"),
+        ("浙江的省会是什么", "2"),
+        ("西湖", "2"),
+        ("湖", "2"),
+        ("gpt4", "3"),
+        ("GPT4 2023", "3"),
+        ("ＧＰＴ４", "3"),
+        ("日本の首都", "4"),
+        ("カレー", "4"),
+        ("ｶﾚｰ", "4"),
+        ("대한민국 수도", "5"),
+        ("Hangzhou", "6"),
+    ],
+)
+def test_questions_and_documents_of_any_script_find_each_other(query: str, first: str) -> None:
+    assert ids(BM25Index(CHINESE), query)[0] == first
+
+
+def test_a_character_is_found_wherever_it_stands() -> None:
+    index = BM25Index(
+        [Passage("a", "", "湖山"), Passage("b", "", "西湖"), Passage("c", "", "湖"), Passage("d", "", "江")]
+    )
+    assert sorted(ids(index, "湖")) == ["a", "b", "c"]
+    assert [passage.id for passage in BM25Index(CHINESE).titled("东京" + "x")] == []
+    assert [passage.id for passage in BM25Index(CHINESE).titled("李明")] == ["1"]
+
+
+def test_other_text_has_the_words_it_had() -> None:
+    assert terms("Café a_b, the 3rd!") == ["café", "a", "b", "the", "3rd"]
+    assert terms("杭州在哪里") == ["杭州", "州在", "在哪", "哪里"] and terms("湖") == ["湖"]
+
+
+# ---- clues ----------------------------------------------------------------------------------------------------------
+
+
+def test_documents_of_several_clues_come_before_those_of_one() -> None:
+    index = BM25Index([Passage("a", "", "red fox"), Passage("b", "", "red den"), Passage("c", "", "grey den")])
+    found = SearchOrchestrator(index).search(["red", "den"])
+    assert [hit.id for hit in found.hits][0] == "b" and {hit.id for hit in found.hits} == {"a", "b", "c"}
+    assert found.hits[0].score == pytest.approx(1 / 61 + 1 / 62, abs=1 / 500) and not found.faults
+
+
+def test_the_order_of_clues_and_passages_changes_nothing() -> None:
+    passages = [Passage(str(number), "", f"red fox {number % 3} den {number % 5}") for number in range(30)]
+    clues = ["fox 1", "den 4", "red 2"]
+    forwards = SearchOrchestrator(BM25Index(passages)).search(clues)
+    assert forwards == SearchOrchestrator(BM25Index(reversed(passages))).search(clues)
+    assert forwards.hits == SearchOrchestrator(BM25Index(passages)).search(clues[::-1]).hits
+
+
+def test_documents_of_the_same_text_come_once_and_the_list_is_bounded() -> None:
+    index = BM25Index(Passage(f"{number:03}", "", "red  fox" if number % 2 else "red fox") for number in range(50))
+    assert len(SearchOrchestrator(index).search(["red fox"]).hits) == 1
+    index = BM25Index(Passage(f"{number:03}", "", f"red {number}") for number in range(50))
+    assert len(SearchOrchestrator(index, limit=4).search(["red"]).hits) == 4
+
+
+@pytest.mark.parametrize(
+    ("clue", "fault"),
+    [
+        ("", Fault.empty),
+        (" \n ?!\x00😀", Fault.empty),
+        ("what is the of and", Fault.stop_words),
+        ("请问这是什么", Fault.stop_words),
+        ("word " * 2_000, Fault.too_long),
+        ("杭" * 10_000, Fault.too_long),
+        ("FOX, red the", Fault.repeated),
+    ],
+)
+def test_a_clue_that_tells_nothing_is_not_searched_for(clue: str, fault: Fault) -> None:
+    index = BM25Index([*CHINESE, Passage("9", "", "the red fox is what it is")])
+    found = SearchOrchestrator(index).search(["red fox", clue])
+    assert [hit.id for hit in found.hits] == ["9"]
+    assert [faulty.fault for faulty in found.faults] == [fault] and len(found.faults[0].clue) <= 120
+
+
+def test_too_many_clues_are_told() -> None:
+    found = SearchOrchestrator(BM25Index(CHINESE), max_clues=2).search([f"clue{number}" for number in range(4)])
+    assert [faulty.fault for faulty in found.faults] == [Fault.too_many] * 2
+
+
+def test_a_word_made_of_stop_characters_still_tells() -> None:
+    assert telling("多样") == ["多样"] and telling("为什么") == [] and telling("Who was the mayor") == ["mayor"]
+
+
+@given(st.lists(st.text(max_size=30), max_size=5))
+def test_any_clues_are_safe_and_repeat(clues: list[str]) -> None:
+    orchestrator = SearchOrchestrator(BM25Index(CHINESE))
+    assert orchestrator.search(clues) == orchestrator.search(clues)
+
+
+def test_an_empty_index_finds_nothing() -> None:
+    found = SearchOrchestrator(BM25Index([])).search(["red fox", "西湖"])
+    assert not found.hits and not found.faults
+
+
+# ---- tools ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_tools_answer_in_json_and_name_what_is_wrong() -> None:
+    search, read = document_tools(BM25Index(CHINESE))
+    assert isinstance(search, SearchTool) and isinstance(read, ReadTool)
+    found = json.loads(asyncio.run(search.call({"clues": ["西湖", "the"]})).output)
+    assert [hit["id"] for hit in found["hits"]] == ["2"]
+    assert found["faults"] == [{"clue": "the", "fault": "only stop words"}]
+    assert "argument 'clues'" in asyncio.run(search.call({"clues": "西湖"})).error
+    assert asyncio.run(read.call({"id": "2"})).output == CHINESE[1].text
+    assert asyncio.run(read.call({"id": "nine"})).error == "no document 'nine'"
+
+
+def test_of_a_long_text_the_telling_piece_is_shown() -> None:
+    text = "filler " * 500 + "the red fox sleeps " + "filler " * 500
+    assert "red fox" in excerpt(text, ["fox"], 100) and len(excerpt(text, ["fox"], 100)) <= 100
+    assert excerpt(text, [], 50).startswith("filler") and excerpt("short", ["x"], 50) == "short"
+    index = BM25Index([Passage("long", "", text)])
+    assert "red fox" in asyncio.run(ReadTool(index, 200).call({"id": "long", "about": "where is the fox"})).output
+
+
+# ---- the index ------------------------------------------------------------------------------------------------------
+
+
+def test_an_index_on_disk_is_memory_mapped(tmp_path: Path) -> None:
+    path = tmp_path / "index.db"
+    BM25Index(CHINESE, path).close()
+    index = BM25Index.open(path)
+    assert ids(index, "西湖")[0] == "2" and index["2"] == CHINESE[1] and not list(tmp_path.glob("*building*"))
+    assert str(path) in Path("/proc/self/maps").read_text()
+    index.close()
+
+
+def test_a_kept_index_is_used_again_until_a_file_changes(tmp_path: Path) -> None:
+    texts, kept = tmp_path / "texts", tmp_path / "kept"
+    texts.mkdir()
+    (texts / "a.txt").write_text("red fox")
+    BM25Index.kept(texts, kept).close()
+    (file,) = kept.iterdir()
+    before = file.stat().st_mtime_ns
+    BM25Index.kept(texts, kept).close()
+    assert file.stat().st_mtime_ns == before
+    file.write_bytes(file.read_bytes()[:5000])  # cut by a kill of another program
+    assert ids(BM25Index.kept(texts, kept), "fox") == ["a.txt"]
+    (texts / "b.txt").write_text("grey fox")
+    assert sorted(ids(BM25Index.kept(texts, kept), "fox")) == ["a.txt", "b.txt"]
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps(vars(CHINESE[1])))
+    assert ids(BM25Index.kept(rows, kept), "西湖") == ["2"]
+
+
+def test_what_is_no_index_is_named(tmp_path: Path) -> None:
+    old = tmp_path / "old.db"
+    with sqlite3.connect(old) as database:
+        database.execute("CREATE TABLE passages(id)")
+    database.close()
+    for path in (old, tmp_path / "none.db"):
+        with pytest.raises(DataError, match="not a search index"):
+            BM25Index.open(path)
+    with pytest.raises(DataError, match="can't be written"):
+        BM25Index(CHINESE, tmp_path / "no" / "folder.db")
+
+
+def test_half_a_surrogate_pair_is_no_crash() -> None:
+    index = BM25Index([Passage("\ud800", "\ud800", "fox \udfff")])
+    assert ids(index, "fox \ud800") == ["?"] and index["\ud800"].text == "fox ?" and index.titled("\ud800")
+
+
+def test_a_large_index_leaves_common_words_out_and_is_fast() -> None:
+    index = BM25Index(Passage(f"{number:06}", "", f"common word{number} thing{number % 50}") for number in range(LARGE))
+    started = time.process_time()
+    assert ids(index, "common word77", 3) == ["000077"] and len(ids(index, "common", 3)) == 3
+    for number in range(64):
+        index.search(f"common thing{number % 50} word{number}", 10)
+    assert time.process_time() - started < 2
