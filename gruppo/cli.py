@@ -1,9 +1,5 @@
 """The command line: `gruppo quickstart | sft | train | eval | report | tune | estimate | config | model | doctor |
-<<<<<<< HEAD
-check | grade | bench | compare | mistakes | data | judge | pipeline`.
-=======
-check | grade | bench | compare | mistakes | data | judge | search`.
->>>>>>> help4
+check | grade | bench | compare | mistakes | data | judge | pipeline | search`.
 
 It parses and prints; no work is done here.
 
@@ -26,11 +22,8 @@ from rich.table import Table
 
 from gruppo.cli_assess import OVERRIDES, ConfigFiles, RunPath, assessing, judges
 from gruppo.cli_data import data
-<<<<<<< HEAD
 from gruppo.cli_pipeline import pipelines
-=======
 from gruppo.cli_search import search
->>>>>>> help4
 from gruppo.config import dump, load, parse_overrides, schema_rows
 from gruppo.errors import ConfigError, GruppoError, UserError
 from gruppo.log import Log
@@ -269,11 +262,8 @@ def check_env(
 
 app.add_typer(data, name="data")
 app.add_typer(judges, name="judge")
-<<<<<<< HEAD
 app.add_typer(pipelines, name="pipeline")
-=======
 app.add_typer(search, name="search")
->>>>>>> help4
 for _command, _settings in assessing.items():
     app.command(context_settings=_settings)(_command)
 
