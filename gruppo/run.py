@@ -5,10 +5,11 @@ It starts nothing: `stages.py` plays a run from beginning to end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -19,6 +20,7 @@ from gruppo.chat import encode_action, render
 from gruppo.config import Config, load_object, suggest
 from gruppo.data.base import TaskSet
 from gruppo.data.selection import GYM, Place, mixture, tasks_of
+from gruppo.data.views import brought_ids
 from gruppo.data.world import build_world, gold_reply, world_tasks
 from gruppo.engines.local import LocalEngine
 from gruppo.engines.openai import OpenAIConfig, OpenAIEngine
@@ -35,7 +37,7 @@ from gruppo.rewards.turns import TURN_REWARDS
 from gruppo.rollout import Rollout, RolloutConfig
 from gruppo.teams import TEAMS
 from gruppo.teams.base import Prompt, Role, Team
-from gruppo.teams.solo import Solo, SoloConfig
+from gruppo.teams.solo import Solo, SoloConfig, opening
 from gruppo.teams.solver import SolverConfig
 from gruppo.tool_calls import OBSERVATIONS, call_format
 from gruppo.toolbox import ToolsConfig, can_renew, close_tools, isolation_of, make_tools, renew
@@ -181,12 +183,15 @@ class Assembly:
         close_tools(self.rollout.tools.values())
 
 
-def assemble(config: RunConfig) -> Assembly:
-    """Team, roles, tools, engines, rewards and learner. Raises ConfigError for what can't be put together."""
+def assemble(config: RunConfig, rewards: Mapping[str, Reward] = MappingProxyType({})) -> Assembly:
+    """Team, roles, tools, engines, rewards and learner; `rewards` as in `find_rewards`.
+
+    Raises ConfigError for what can't be put together.
+    """
     team = make_team(config.team)
     roles = {name: make_role(config, team, name) for name in order(config.roles, team)}
     tools = make_tools(config.tools, config.engines, config.tasks.world_seed)
-    rewards = find_rewards(config)
+    found = find_rewards(config, rewards)
     played = {name for role in config.roles.values() for name in (role.policy, role.engine)}
     played |= {config.judge.engine, config.tools.engine}
     for table, names in (("policies", config.policies), ("engines", config.engines)):
@@ -208,7 +213,7 @@ def assemble(config: RunConfig) -> Assembly:
         engines["local"] = Unforged(engines["local"], learner.tokenizer)
     of_turns = {name: (find_turn_reward(name), weight) for name, weight in config.credit.turn_rewards.items()}
     calls = {name: engine.max_concurrency for name, engine in config.engines.items()}
-    rollout = Rollout(team, roles, engines, tools, rewards, config.rollout, of_turns, calls=calls)
+    rollout = Rollout(team, roles, engines, tools, found, config.rollout, of_turns, calls=calls)
     if can_play_apart(config, rollout):
         rollout = replace(rollout, troupe=Troupe(rollout, learner.replicas, partial(renew, config.tools), close_tools))
     return Assembly(learner, rollout, isolation_of(tools.values()))
@@ -247,10 +252,12 @@ def make_team(config: TeamConfig) -> Team:
     return team
 
 
-def find_rewards(config: RunConfig) -> dict[str, tuple[Reward, float]]:
-    """Name -> reward function, built in or the user's, and its weight."""
+def find_rewards(
+    config: RunConfig, rewards: Mapping[str, Reward] = MappingProxyType({})
+) -> dict[str, tuple[Reward, float]]:
+    """Name -> reward function, built in, the user's or one of `rewards`, and its weight."""
     weights = config.rewards or {"exact": 1.0}
-    return make_rewards(weights, REWARDS, config.reward, config.judge, partial(judging, config))
+    return make_rewards(weights, {**REWARDS, **rewards}, config.reward, config.judge, partial(judging, config))
 
 
 def find_judge(config: RunConfig) -> Judge:
@@ -339,13 +346,18 @@ def choose_demonstrations(config: RunConfig, tasks: TaskSet) -> TaskSet:
     """The tasks to demonstrate. Raises ConfigError for a family without tasks, DataError for a task without a plan."""
     wanted = of_families(tasks, config.sft.families, "sft.families")
     chosen = wanted.shuffle(config.seed)[: config.sft.demonstrations]
-    for task in chosen:
+    for task in chosen if config.team.program != "solo" else ():
         gold_reply(task, "planner", 0, compact=True)
     return chosen
 
 
 def demonstrate(config: RunConfig, assembly: Assembly, chosen: TaskSet) -> dict[str, list[Row]]:
-    """Policy -> rows of gold episodes, played through the real tools. Raises DataError if a gold plan fails."""
+    """Policy -> rows of gold episodes, played through the real tools; of an agent alone, of written solutions.
+
+    Raises DataError if a gold plan fails.
+    """
+    if isinstance(assembly.rollout.team, Solo):
+        return write_out(assembly, assembly.rollout.team, chosen)
     compact = config.team.solver.prompts == "compact"
     by_id = {task.id: task for task in chosen}
     tokenizer = assembly.learner.tokenizer
@@ -365,4 +377,17 @@ def demonstrate(config: RunConfig, assembly: Assembly, chosen: TaskSet) -> dict[
         for turn in episode.turns:
             if turn.policy is not None:
                 rows.setdefault(turn.policy, []).append(row_of(turn))
+    return rows
+
+
+def write_out(assembly: Assembly, team: Solo, tasks: TaskSet) -> dict[str, list[Row]]:
+    """Policy -> rows of an agent alone that writes each task's solution down, prompted as it will be."""
+    tokenizer, tools = assembly.learner.tokenizer, list(assembly.rollout.tools.values())
+    rows: dict[str, list[Row]] = {}
+    for role in assembly.rollout.roles.values():
+        for task in tasks if role.policy is not None else ():
+            prompt_ids, action_ids = brought_ids(task, tokenizer)
+            asked = opening(role.prompt, task, tools, team.call_format)
+            prompt_ids = render(tokenizer, asked)[1] if prompt_ids is None else prompt_ids
+            rows.setdefault(str(role.policy), []).append(Row(tuple(prompt_ids), tuple(action_ids)))
     return rows

@@ -19,7 +19,7 @@ MODULES = {
 LAYERS = """types errors | config log chat bounded_json episodes prefix_tree replicas
     | store monitors doctor weights tool_calls code_blocks tree_attention
     | data tools engines rewards algorithms | teams toolbox | dispatch | rollout | troupe training evaluation
-    | run | lints | stages | assess estimate tuning | cli_data cli_assess | cli | __main__"""
+    | run | lints | stages | assess estimate tuning | tool | cli_data cli_assess | cli | __main__"""
 LEVEL = {name: level for level, names in enumerate(LAYERS.split("|")) for name in names.split()}
 TORCH = re.compile(
     r"gruppo\.(tree_attention|engines\.(local|decoding|branches|prefix_cache)|training\.\w+"
