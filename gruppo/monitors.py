@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any, Literal
 from uuid import uuid4
 
+from pydantic import Field
+
 from gruppo.config import Config
 from gruppo.errors import ConfigError
 
@@ -44,6 +46,8 @@ class MonitorConfig(Config):
     """The run's name there; empty: that of its folder."""
     folder: str = ""
     """Where the monitors write; several runs may share one. Empty: "monitors" in the run folder."""
+    every: int = Field(1, ge=1)
+    """Of a stage's steps they get the first, and then one in so many."""
     online: bool = False
     """Whether W&B (log in first) and trackio (name TRACKIO_SPACE_ID) may send to a server; else all stays on disk."""
 
@@ -114,6 +118,8 @@ def watch(
 
     def tell(record: Mapping[str, Any]) -> None:
         own, numbers = step_of(record), numbers_of(record)
+        if own[1] > 1 and own[1] % config.every:
+            return
         for monitor, sink in list(sinks.items()):
             if own not in sink.there:
                 sink.there.add(own)

@@ -9,32 +9,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from gruppo.algorithms import AlgorithmConfig, CreditConfig
-from gruppo.algorithms.batching import Row, row_of
-from gruppo.chat import encode_action, render
 from gruppo.config import Config, load_object, suggest
 from gruppo.data.base import TaskSet
 from gruppo.data.gym import gym_score
 from gruppo.data.gym_process import require_gym
 from gruppo.data.selection import GYM, Place, mixture, tasks_of
-from gruppo.data.world import build_world, gold_reply, world_tasks
+from gruppo.data.world import build_world, world_tasks
 from gruppo.engines.decoding import Memory
 from gruppo.engines.drafts import Drafts
 from gruppo.engines.local import LocalEngine
 from gruppo.engines.openai import OpenAIConfig, OpenAIEngine
 from gruppo.engines.prefix_cache import PrefixCache
-from gruppo.engines.scripted import ScriptedEngine
 from gruppo.engines.unforged import Unforged
-from gruppo.errors import ConfigError, DataError, boundary
+from gruppo.errors import ConfigError, boundary
 from gruppo.monitors import Monitor, MonitorConfig
 from gruppo.rewards import REWARDS
 from gruppo.rewards.judge import Judge, JudgeConfig
 from gruppo.rewards.menu import GRADINGS, RewardConfig, check_names, make_judge, make_rewards
-from gruppo.rewards.rules import exact, is_async
+from gruppo.rewards.rules import is_async
 from gruppo.rewards.turns import TURN_REWARDS
 from gruppo.rollout import Rollout, RolloutConfig
 from gruppo.teams import TEAMS
@@ -190,12 +188,15 @@ class Assembly:
         close_tools(self.rollout.tools.values())
 
 
-def assemble(config: RunConfig) -> Assembly:
-    """Team, roles, tools, engines, rewards and learner. Raises ConfigError for what can't be put together."""
+def assemble(config: RunConfig, rewards: Mapping[str, Reward] = MappingProxyType({})) -> Assembly:
+    """Team, roles, tools, engines, rewards and learner; `rewards` as in `find_rewards`.
+
+    Raises ConfigError for what can't be put together.
+    """
     team = make_team(config.team)
     roles = {name: make_role(config, team, name) for name in order(config.roles, team)}
     tools = make_tools(config.tools, config.engines, config.tasks.world_seed)
-    rewards = find_rewards(config)
+    found = find_rewards(config, rewards)
     played = {name for role in config.roles.values() for name in (role.policy, role.engine)}
     played |= {config.judge.engine, config.tools.engine}
     for table, names in (("policies", config.policies), ("engines", config.engines)):
@@ -219,7 +220,7 @@ def assemble(config: RunConfig) -> Assembly:
         engines["local"] = Unforged(engines["local"], learner.tokenizer)
     of_turns = {name: (find_turn_reward(name), weight) for name, weight in config.credit.turn_rewards.items()}
     calls = {name: engine.max_concurrency for name, engine in config.engines.items()}
-    rollout = Rollout(team, roles, engines, tools, rewards, config.rollout, of_turns, calls=calls)
+    rollout = Rollout(team, roles, engines, tools, found, config.rollout, of_turns, calls=calls)
     if can_play_apart(config, rollout):
         rollout = replace(rollout, troupe=Troupe(rollout, learner.replicas, partial(renew, config.tools), close_tools))
     return Assembly(learner, rollout, isolation_of(tools.values()))
@@ -269,12 +270,14 @@ def make_team(config: TeamConfig) -> Team:
     return team
 
 
-def find_rewards(config: RunConfig) -> dict[str, tuple[Reward, float]]:
-    """Name -> reward function, built in or the user's, and its weight."""
+def find_rewards(
+    config: RunConfig, rewards: Mapping[str, Reward] = MappingProxyType({})
+) -> dict[str, tuple[Reward, float]]:
+    """Name -> reward function, built in, the user's or one of `rewards`, and its weight."""
     weights = config.rewards or {"exact": 1.0}
     if "gym" in {*weights, *config.reward.by_source.values()}:
         require_gym()
-    return make_rewards(weights, BUILT_IN, config.reward, config.judge, partial(judging, config))
+    return make_rewards(weights, {**BUILT_IN, **rewards}, config.reward, config.judge, partial(judging, config))
 
 
 def find_judge(config: RunConfig) -> Judge:
@@ -357,36 +360,3 @@ def of_families(tasks: TaskSet, families: Sequence[str], key: str) -> TaskSet:
         if family not in there:
             raise ConfigError(f"{key}: no training task of family {family!r}{suggest(family, there)}")
     return TaskSet([t for t in tasks if not families or t.extra_info.get("family") in families], tasks.name)
-
-
-def choose_demonstrations(config: RunConfig, tasks: TaskSet) -> TaskSet:
-    """The tasks to demonstrate. Raises ConfigError for a family without tasks, DataError for a task without a plan."""
-    wanted = of_families(tasks, config.sft.families, "sft.families")
-    chosen = wanted.shuffle(config.seed)[: config.sft.demonstrations]
-    for task in chosen:
-        gold_reply(task, "planner", 0, compact=True)
-    return chosen
-
-
-def demonstrate(config: RunConfig, assembly: Assembly, chosen: TaskSet) -> dict[str, list[Row]]:
-    """Policy -> rows of gold episodes, played through the real tools. Raises DataError if a gold plan fails."""
-    compact = config.team.solver.prompts == "compact"
-    by_id = {task.id: task for task in chosen}
-    tokenizer = assembly.learner.tokenizer
-    gold = ScriptedEngine(
-        lambda request: gold_reply(by_id[request.context[0]], request.context[2], request.context[3], compact),
-        encode=lambda text: encode_action(tokenizer, text),
-        render=lambda messages: render(tokenizer, messages),
-    )
-    roles = {name: replace(role, engine="gold") for name, role in assembly.rollout.roles.items()}
-    rollout = replace(assembly.rollout, roles=roles, engines={"gold": gold}, troupe=None)
-    rows: dict[str, list[Row]] = {}
-    for group in rollout.collect(chosen, 1, config.seed, "demonstrations"):
-        (episode,) = group.episodes
-        if exact(group.task, [episode]) != [1.0] or not all(event.result.ok for event in episode.events):
-            results = [event.result.text for event in episode.events]
-            raise DataError(f"task {group.task.id!r}: its gold plan fails: {episode.error or results}")
-        for turn in episode.turns:
-            if turn.policy is not None:
-                rows.setdefault(turn.policy, []).append(row_of(turn))
-    return rows

@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from gruppo.config import dump, load
 from gruppo.data.base import TaskSet, family_of
+from gruppo.demonstrations import choose_demonstrations, demonstrate
 from gruppo.errors import CheckpointError, ConfigError, StoreError, UserError, boundary
 from gruppo.evaluation.evaluate import evaluate
 from gruppo.evaluation.metrics import compare, rollout_metrics, solved, summarise
@@ -22,29 +24,33 @@ from gruppo.evaluation.wording import points
 from gruppo.lints import lint
 from gruppo.log import Log
 from gruppo.monitors import check_monitors, watch
-from gruppo.run import Assembly, RunConfig, assemble, choose_demonstrations, demonstrate, make_tasks, of_families
-from gruppo.store import Run
+from gruppo.run import Assembly, RunConfig, assemble, make_tasks, of_families
+from gruppo.store import Checkpoint, Run
 from gruppo.training.alarms import Alarms
 from gruppo.training.grpo import Parts, check, grpo
 from gruppo.training.grpo import load as load_checkpoint
 from gruppo.training.learner import Learner
-from gruppo.training.sft import sft
-from gruppo.types import Group
+from gruppo.training.sft import Shown, sft, short_enough
+from gruppo.types import Group, Reward
 
 STAGES: Mapping[str, str] = {"base": "before training", "sft": "after demonstrations", "final": "after GRPO"}
 NUM_EXAMPLES = 3
 
 
-def train(config: RunConfig, out: Path, resume: bool, log: Log) -> dict[str, Any]:
+def train(
+    config: RunConfig, out: Path, resume: bool, log: Log, rewards: Mapping[str, Reward] = MappingProxyType({})
+) -> dict[str, Any]:
     """Play all stages of a run in the folder `out`; returns the summary, which is also its report.json.
 
+    `rewards` are functions of the caller's that [rewards] may name beside the built-in ones.
     Raises UserError for whatever the user can mend; nothing is written before the config has been put together.
     """
     started = time.monotonic()
     check_monitors(config.monitors, config.monitor)
-    assembly = assemble(config)
+    assembly = assemble(config, rewards)
     check(config.train, assembly.rollout, config.algorithm, config.credit)
-    splits = {"train": True, "validation": config.train.eval_every, "test": config.eval.stages}
+    held_out = config.sft.eval_every if config.sft.steps else 0
+    splits = {"train": True, "validation": config.train.eval_every or held_out, "test": config.eval.stages}
     tasks = {split: make_tasks(config, split) for split, used in splits.items() if used}
     shown = choose_demonstrations(config, tasks["train"]) if config.sft.steps else None
     tasks["train"] = of_families(tasks["train"], config.train.families, "train.families")
@@ -64,8 +70,9 @@ def train(config: RunConfig, out: Path, resume: bool, log: Log) -> dict[str, Any
                 run.write_json("start.json", start)
             start = run.read_json("start.json")
             stages.evaluate("base")
-            if shown and run.latest_checkpoint() is None:
-                cold_start(stages, shown)
+            checkpoint = run.latest_checkpoint()
+            if shown and (checkpoint is None or checkpoint.state.get("stage") == "sft"):
+                cold_start(stages, shown, checkpoint)
             if shown:
                 stages.evaluate("sft")
             grpo(parts_of(stages), config.train)
@@ -136,13 +143,22 @@ def sentence(groups: Sequence[Group]) -> str:
     return f"success {found['success']:.1%} (95% interval {low:.1%} to {high:.1%}) on {found['n']} tasks"
 
 
-def cold_start(stages: Stages, chosen: TaskSet) -> None:
-    """Learn the demonstrations. Not saved on its own: it is short, and repeats exactly."""
-    config, learner, run = stages.config, stages.assembly.learner, stages.run
-    rows = demonstrate(config, stages.assembly, chosen)
-    run.truncate_metrics(lambda record: record.get("stage") != "sft")
-    for record in sft(learner, rows, config.sft, config.seed, stages.log):
+def cold_start(stages: Stages, chosen: TaskSet, checkpoint: Checkpoint | None) -> None:
+    """Learn the demonstrations, from a checkpoint of doing so if there is one."""
+    config, learner, run, own = stages.config, stages.assembly.learner, stages.run, stages.config.sft
+    rows = short_enough(demonstrate(config, stages.assembly, chosen), own.max_length)
+    held_out = demonstrate(config, stages.assembly, stages.tasks["validation"]) if own.eval_every else {}
+    learner.start_optimizers(dict.fromkeys(rows, own.learning_rate))
+    if checkpoint:
+        load_checkpoint(learner, checkpoint)
+    done = checkpoint.step if checkpoint else 0
+    run.truncate_metrics(lambda record: record.get("stage") != "sft" or record["step"] <= done)
+    for record in sft(learner, Shown(rows, held_out), own, config.seed, stages.log, done):
         run.append_metrics(record)
+        if own.save_every and record["step"] % own.save_every == 0:
+            said = {"stage": "sft", "versions": dict(learner.versions), "base": learner.base_fingerprint}
+            run.save_checkpoint(record["step"], learner.save, said)
+            run.prune(config.train.keep_last)
 
 
 def parts_of(stages: Stages) -> Parts:

@@ -37,6 +37,20 @@ def example_ids(task: Task, tokenizer: PreTrainedTokenizerBase, system: str = ""
     return prompt_ids, encode_action(tokenizer, solution_of(task))
 
 
+def brought_ids(task: Task, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int] | None, list[int]]:
+    """The ids of the prompt and of the completion that a task brings with it (`extra_info`), as `sft_row` writes them.
+
+    The prompt's control tokens are such; None if it brings no prompt, or one without any: a question like any other.
+    A task that brings no completion has its solution.
+    """
+    prompt, completion = task.extra_info.get("prompt"), task.extra_info.get("completion")
+    is_rendered = isinstance(prompt, str) and any(token in prompt for token in map(str, tokenizer.all_special_tokens))
+    ids = tokenizer.encode(prompt, add_special_tokens=False, split_special_tokens=False) if is_rendered else None
+    end = str(tokenizer.decode([end_of_turn_ids(tokenizer)[0]]))
+    solution = completion.rstrip().removesuffix(end) if isinstance(completion, str) else solution_of(task)
+    return ids, encode_action(tokenizer, solution)
+
+
 def messages_of(task: Task, system: str = "") -> list[Message]:
     """What the model is shown: the question, after a system message if there is one."""
     own = [{"role": "system", "content": system}] if system else []

@@ -21,6 +21,7 @@ from gruppo.config import dump
 from gruppo.data.base import TaskSet, family_of
 from gruppo.data.quality import check as look
 from gruppo.data.selection import Reading
+from gruppo.demonstrations import choose_demonstrations
 from gruppo.errors import CheckpointError, GateError, GruppoError, StoreError, boundary
 from gruppo.evaluation.comparison import markdown_table
 from gruppo.evaluation.metrics import compare, summarise
@@ -30,7 +31,7 @@ from gruppo.monitors import check_monitors
 from gruppo.pipeline.recipe import Recipe, run_config
 from gruppo.pipeline.results import FILE, Entry, Results, read_results, write_results
 from gruppo.pipeline.steps import STEPS, Standing, inputs_of, paths_of, read_tasks, standings
-from gruppo.run import RunConfig, assemble, choose_demonstrations
+from gruppo.run import RunConfig, assemble
 from gruppo.stages import Stages, report, start_from, train
 from gruppo.store import Checkpoint, Run
 from gruppo.training.grpo import check

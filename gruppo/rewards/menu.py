@@ -36,8 +36,9 @@ from gruppo.types import Engine, Reward
 class RewardConfig(Config):
     """Settings of the reward functions that [rewards] names."""
 
-    grading: Literal["exact", "answers"] = "exact"
-    """How answers are compared, by all functions but "exact" and "answers": as those do."""
+    grading: Literal["exact", "answers", "completion"] = "exact"
+    """How answers are compared, by all functions but "exact" and "answers": as those do, or, "completion", as "answers"
+    does once it has looked for the answer in the text: what its last marker marks, else its last value."""
     tolerance: ToleranceConfig = ToleranceConfig()
     length_penalty: LengthPenaltyConfig = LengthPenaltyConfig()
     step_bonus: StepBonusConfig = StepBonusConfig()
@@ -61,6 +62,7 @@ class RewardConfig(Config):
 GRADINGS: Mapping[str, Grading] = {
     "exact": is_equal,
     "answers": lambda prediction, gold: grade(prediction, gold, "answer").correct,
+    "completion": lambda prediction, gold: grade(prediction, gold, "completion").correct,
 }
 
 _GRADED = frozenset({"accuracy", "tolerance", "length_penalty", "step_bonus", "agent", "judge"})

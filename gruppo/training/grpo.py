@@ -117,6 +117,7 @@ def grpo(parts: Parts, config: GRPOConfig) -> None:
                     algorithm, parts.coefficients[policy], scale, config.max_grad_norm, config.microbatch_tokens, step
                 )
                 record |= update(learner, policy, shares_of(own, config.updates), how)
+                record[f"learning_rate/{policy}"] = learner.policies[policy].learning_rate * scale
                 parts.coefficients[policy] = adapted(parts.coefficients[policy], algorithm, record, policy)
 
             # No engine to sync: the learner hands the local one the new weights when it next samples this version.
@@ -237,7 +238,7 @@ def begin(parts: Parts) -> tuple[int, int]:
     learner, run = parts.learner, parts.run
     learner.start_optimizers({name: policy.learning_rate for name, policy in learner.policies.items()})
     checkpoint = run.latest_checkpoint()
-    if checkpoint is None:
+    if checkpoint is None or checkpoint.state.get("stage") == "sft":
         if parts.algorithm.kl_coefficient and parts.algorithm.kl_reference == "start":
             for policy in learner.policies:
                 learner.freeze_reference(policy)

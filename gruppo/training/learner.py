@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,11 @@ from gruppo.training.model import (
 from gruppo.training.shares import add_up, apart, shared
 from gruppo.tree_attention import computes_trees
 
+OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
+    "adamw": partial(torch.optim.AdamW, betas=(0.9, 0.95)),
+    "sgd": partial(torch.optim.SGD, momentum=0.9),
+}
+
 
 class Learner:
     """Holds the base, the policies and their optimizers. `versions` counts each policy's optimizer steps."""
@@ -64,7 +70,7 @@ class Learner:
         self.can_share = computes_trees(self.model)
         self.comes_apart = comes_apart(self.model)
         self._references: dict[str, str] = {}
-        self._optimizers: dict[str, torch.optim.AdamW] = {}
+        self._optimizers: dict[str, torch.optim.Optimizer] = {}
         # How often a policy's weights have changed here, whatever changed them: unlike a version it never goes back.
         self._changes = dict.fromkeys(policies, 0)
         self.replicas = Replicas(model.processes, lambda: (self._changes, self.versions), self._adopt)
@@ -182,11 +188,11 @@ class Learner:
         return self._parameters[policy]
 
     def start_optimizers(self, learning_rates: Mapping[str, float]) -> None:
-        """A fresh AdamW for each policy named; weight decay 0, betas .9 and .95."""
-        self._optimizers = {
-            policy: torch.optim.AdamW(self.parameters(policy).values(), lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
-            for policy, rate in learning_rates.items()
-        }
+        """A fresh optimizer for each policy named, of the kind and with the weight decay that its config says."""
+        self._optimizers = {}
+        for policy, rate in learning_rates.items():
+            own, weights = self.policies[policy], self.parameters(policy).values()
+            self._optimizers[policy] = OPTIMIZERS[own.optimizer](weights, lr=rate, weight_decay=own.weight_decay)
         self._rates = dict(learning_rates)
 
     def step(self, policy: str, scale: float, max_grad_norm: float) -> float:

@@ -90,6 +90,11 @@ class PolicyConfig(Config):
     """Train the whole model instead of an adapter; then it is the only policy."""
     learning_rate: float = Field(1e-5, gt=0)
     """Of reinforcement learning; the cold start has its own."""
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    """What takes the steps: AdamW (betas .9 and .95), or gradient descent with momentum .9, which wants far higher
+    learning rates."""
+    weight_decay: float = Field(0.0, ge=0)
+    """What a step takes off each weight, as a share of it, times the learning rate."""
 
 
 def load_base(config: ModelConfig) -> tuple[PreTrainedTokenizerBase, Any]:
