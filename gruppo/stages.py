@@ -146,7 +146,10 @@ def sentence(groups: Sequence[Group]) -> str:
 def cold_start(stages: Stages, chosen: TaskSet, checkpoint: Checkpoint | None) -> None:
     """Learn the demonstrations, from a checkpoint of doing so if there is one."""
     config, learner, run, own = stages.config, stages.assembly.learner, stages.run, stages.config.sft
-    rows = short_enough(demonstrate(config, stages.assembly, chosen), own.max_length)
+    shown = demonstrate(config, stages.assembly, chosen)
+    rows = short_enough(shown, own.max_length)
+    if left_out := sum(map(len, shown.values())) - sum(map(len, rows.values())):
+        stages.log.say(f"sft.max_length = {own.max_length}: {left_out} demonstrations are longer, and left out")
     held_out = demonstrate(config, stages.assembly, stages.tasks["validation"]) if own.eval_every else {}
     learner.start_optimizers(dict.fromkeys(rows, own.learning_rate))
     if checkpoint:

@@ -38,7 +38,7 @@ class RewardConfig(Config):
 
     grading: Literal["exact", "answers", "completion"] = "exact"
     """How answers are compared, by all functions but "exact" and "answers": as those do, or, "completion", as "answers"
-    does once it has looked for the answer in the text: what its last marker marks, else its last value."""
+    does, of the whole text or of the answer in it: what its last marker marks, else its last value."""
     tolerance: ToleranceConfig = ToleranceConfig()
     length_penalty: LengthPenaltyConfig = LengthPenaltyConfig()
     step_bonus: StepBonusConfig = StepBonusConfig()
@@ -62,7 +62,9 @@ class RewardConfig(Config):
 GRADINGS: Mapping[str, Grading] = {
     "exact": is_equal,
     "answers": lambda prediction, gold: grade(prediction, gold, "answer").correct,
-    "completion": lambda prediction, gold: grade(prediction, gold, "completion").correct,
+    "completion": lambda prediction, gold: (
+        grade(prediction, gold, "answer").correct or grade(prediction, gold, "completion").correct
+    ),
 }
 
 _GRADED = frozenset({"accuracy", "tolerance", "length_penalty", "step_bonus", "agent", "judge"})

@@ -61,7 +61,7 @@ def choose(wanted: Wanted, registered: Mapping[str, Iterable[Row]]) -> TaskSet:
         tasks: Sequence[Task] = tasks_of(text, wanted.place, split, wanted.max_samples)
         return TaskSet(map(in_steps, tasks), text)
     tasks = tasks_from(rows, name)
-    meant = reference(f"{name}:{wanted.split}" if wanted.split and wanted.split[0] != "[" else name + wanted.split)
+    meant = reference("rows" + (wanted.split if wanted.split[:1] in ("", "[") else f":{wanted.split}"))
     if meant.split not in ("", "train"):
         raise DataError(f"split = {wanted.split!r}: {name} has rows of one split, train; leave it out")
     of_split = meant.rows.rows(len(tasks))
@@ -150,13 +150,10 @@ def in_steps(task: Task) -> Task:
     return replace(task, chain="\n".join(f"Step {number}: {line}" for number, line in enumerate(lines, 1)))
 
 
-def write_tasks(tasks: Iterable[Task], path: Path) -> None:
-    """A file that `tasks.train` may name."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8") as file:
-        for task in tasks:
-            row = asdict(replace(task, extra_info=dict(task.extra_info)))
-            file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+def as_lines(tasks: Iterable[Task]) -> str:
+    """The content of a file that `tasks.train` may name."""
+    rows = (asdict(replace(task, extra_info=dict(task.extra_info))) for task in tasks)
+    return "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
 
 
 def tokenizer_of(model_name: str, allow_download: bool = False) -> PreTrainedTokenizerBase:

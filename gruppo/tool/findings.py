@@ -1,9 +1,9 @@
-"""What an evaluation found, as plain JSON-able data: metrics by name, and where asked every task and every error."""
+"""What a training or an evaluation found, as plain JSON-able data: metrics by name, every task and every error."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -14,6 +14,19 @@ from gruppo.rewards.terms import text_of
 from gruppo.types import Group
 
 OF_SAMPLES = "accuracy_at_k"
+
+
+def training_of(metrics: Sequence[Mapping[str, Any]], stage: str) -> dict[str, Any]:
+    """The end of a training, and its evaluations on the way, from its records. None where there is no figure."""
+    own = [record for record in metrics if record.get("stage") == stage]
+    losses = [record["loss/agent"] for record in own if record.get("loss/agent") is not None]
+    found = {"num_steps": len(own), "final_loss": losses[-1] if losses else None}
+    if stage == "grpo":
+        rewards = [record["reward/mean"] for record in own if record.get("reward/mean") is not None]
+        found |= {"average_reward": fmean(rewards) if rewards else None}
+        found |= {"final_reward": rewards[-1] if rewards else None}
+    key, name = ("eval/loss/agent", "loss") if stage == "sft" else ("eval/success", "accuracy")
+    return found | {"evaluations": [{"step": one["step"], name: one[key]} for one in own if key in one]}
 
 
 def metrics_of(groups: Sequence[Group], samples: Sequence[Group], names: Sequence[str], k: int) -> dict[str, Any]:

@@ -111,7 +111,7 @@ class LoadDatasetParameters(Config):
 class TrainParameters(Config):
     """Action "train", whatever the algorithm."""
 
-    model_name: Annotated[str, to("model.base")] = BASE_MODEL
+    model_name: Annotated[str, to("model.base"), derives("start_from")] = BASE_MODEL
     """"tiny" (embedded), a folder, a hub id, or the output_dir of an earlier training, which goes on from its end."""
     output_dir: str = "./output"
     """The run folder: config, metrics, checkpoints, report."""
@@ -165,7 +165,7 @@ class TrainParameters(Config):
     use_tensorboard: Annotated[bool | None, derives("monitors")] = None
     """Whether TensorBoard gets the metrics; None: if it is installed."""
     use_bf16: Annotated[bool, derives("model.dtype")] = False
-    """Whether the base is held in bfloat16 (mixed precision), or float32."""
+    """Whether the base is held and computed with in bfloat16 (mixed precision), or in float32."""
     gradient_checkpointing: Annotated[bool, to("model.gradient_checkpointing")] = False
     """Computes activations again instead of keeping them: less memory, more time."""
     device: Annotated[str, to("model.device")] = ""
@@ -219,7 +219,7 @@ class GRPOParameters(TrainParameters):
 class EvaluateParameters(Config):
     """Action "evaluate"."""
 
-    model_path: Annotated[str, to("model.base")]
+    model_path: Annotated[str, to("model.base"), derives("start_from")]
     """As model_name of action "train": an output_dir, a folder, a hub id or "tiny"."""
     use_lora: bool | None = None
     """Of an output_dir whether its adapters are on, or left off to see the base; None: as it was trained."""
@@ -245,8 +245,8 @@ class EvaluateParameters(Config):
     """What average_reward is of, as of action "train"."""
     reward_config: Annotated[RewardParameters, derives("reward")] = RewardParameters()
     """As of action "train"."""
-    use_bf16: Annotated[bool, derives("model.dtype")] = False
-    """As of action "train"."""
+    use_bf16: Annotated[bool | None, derives("model.dtype")] = None
+    """As of action "train"; None: as it was trained."""
     device: Annotated[str, to("model.device")] = ""
     """As of action "train"."""
     seed: Annotated[int, to("seed")] = 42

@@ -29,9 +29,12 @@ class MathRewardFunction:
         self.tolerance = tolerance
 
     def extract_answer(self, text: str) -> str | None:
-        """What the last marker marks ("Final Answer:", "####", a box), else the last value; None if there is none."""
+        """What the last marker marks ("Final Answer:", "####", a box), else the last value; None if there is none.
+
+        Of an equation its right side.
+        """
         found = extract(text)
-        return found.candidates[-1] if found else None
+        return found.candidates[-1].rpartition("=")[2].strip() if found else None
 
     def compare_answers(self, prediction: str, truth: str) -> bool:
         """Whether two answers are equal: 72.0 is 72, 1,234 is 1234, \\frac12 is 0.5."""

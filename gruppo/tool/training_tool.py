@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from gruppo.assess import at_temperature
@@ -22,14 +21,14 @@ from gruppo.config import Config, suggest
 from gruppo.data.base import TaskSet
 from gruppo.data.selection import Place
 from gruppo.data.sources import SOURCES
-from gruppo.errors import ConfigError, GruppoError, UserError
+from gruppo.errors import ConfigError, GruppoError, StoreError, UserError, boundary
 from gruppo.lints import lint
 from gruppo.log import Log
-from gruppo.run import assemble
+from gruppo.run import RunConfig, assemble
 from gruppo.stages import start_from, train
 from gruppo.store import Run
-from gruppo.tool.datasets import VIEWS, Row, Wanted, choose, tasks_from, tokenizer_of, write_tasks
-from gruppo.tool.findings import details_of, metrics_of
+from gruppo.tool.datasets import VIEWS, Row, Wanted, as_lines, choose, tasks_from, tokenizer_of
+from gruppo.tool.findings import details_of, metrics_of, training_of
 from gruppo.tool.parameters import (
     ACTIONS,
     OBJECTS,
@@ -42,6 +41,7 @@ from gruppo.tool.parameters import (
 )
 from gruppo.tool.recipes import Recipe, Rewards, components_of, described, plain_function, recipe_of, resolved
 from gruppo.tool.translation import (
+    ALGORITHMS,
     NUM_ANSWERS,
     TEMPERATURE,
     action_of,
@@ -55,7 +55,10 @@ from gruppo.tool.translation import (
 from gruppo.types import Group
 
 ALLOW_DOWNLOAD = "GRUPPO_ALLOW_DOWNLOAD"  # set to 1 in the environment it is the default of allow_download
-PARTS_OF_A_RUN = ("checkpoints", "episodes", "monitors", "tasks", "*.json", "*.jsonl", "report.html", "config.toml")
+PARTS_OF_A_RUN = (
+    "checkpoints", "episodes", "monitors", "tasks", "metrics.jsonl", "start.json", "facts.json", "report.json",
+    "report.html", "wandb.id", "run.lock", "config.toml",
+)  # fmt: skip
 
 
 class Result(str):
@@ -83,7 +86,7 @@ class RLTrainingTool:
         known = {name for kind in ACTIONS.values() for name in kind.model_fields}
         for name in defaults:
             if name not in known:
-                raise ConfigError(f"unknown parameter {name} = {defaults[name]!r}")
+                raise ConfigError(f"unknown parameter {name} = {defaults[name]!r:.60}{suggest(name, known)}")
         allowed = {"allow_download": True} if os.environ.get(ALLOW_DOWNLOAD, "").lower() in ("1", "true") else {}
         self.defaults = allowed | defaults
 
@@ -144,48 +147,60 @@ class RLTrainingTool:
         if request.eval_steps:
             tasks["validation"] = choose(self._held_out(request, objects["custom_dataset"]), self.datasets)
         config = training(request, len(tasks["train"]), recipe)
-        before = run_in(request.output_dir)
-        resumed = before is not None and request.resume
-        if before and resumed and (keys := list(changed(before, config, type(request)))):
-            raise ConfigError(f"{keys[0]}: the run in {out} has another; a resumed run goes on as it began")
-        if before and not resumed and not request.overwrite:
-            raise ConfigError(f'output_dir = {str(out)!r}: holds a run; pass "resume": True to go on with it, '
-                              '"overwrite": True to replace it, or another output_dir')  # fmt: skip
-        if before and not resumed:
-            if config.start_from and Path(config.start_from).resolve() == out.resolve():
-                raise ConfigError(f"output_dir = {str(out)!r}: is what model_name begins with; take another")
-            remove_run(out)
-        for split, chosen in tasks.items() if not resumed else ():
-            write_tasks(chosen, out / "tasks" / f"{split}.jsonl")
-        train(config, out, resumed, self.log, recipe.functions if recipe else {})
-        return self._trained(request, config, len(tasks["train"])) | {"seconds": round(time.monotonic() - started, 1)}
-
-    def _trained(self, request: SFTParameters | GRPOParameters, config: Any, num_tasks: int) -> dict[str, Any]:
-        stage = "sft" if isinstance(request, SFTParameters) else "grpo"
-        metrics = [record for record in Run.open(request.output_dir).read_metrics() if record.get("stage") == stage]
-        losses = [record["loss/agent"] for record in metrics if record.get("loss/agent") is not None]
-        found = {
+        files = {out / "tasks" / f"{split}.jsonl": as_lines(chosen) for split, chosen in tasks.items()}
+        if resumed := self._goes_on(request, config, files):
+            self.log.say(f"goes on with the run in {out}")
+        else:
+            with boundary(StoreError, f"output_dir = {request.output_dir!r}"):
+                for path, lines in files.items():
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_text(lines, encoding="utf-8")
+        try:
+            train(config, out, resumed, self.log, recipe.functions if recipe else {})
+        except UserError:
+            if not (out / "config.toml").exists():  # nothing has begun: leave nothing behind
+                remove_run(out)
+            raise
+        hints = [speak(str(hint), type(request)) for hint in lint(config)]
+        return {
             "status": "success",
-            "algorithm": stage,
+            "algorithm": ALGORITHMS[type(request)],
             "model": request.model_name,
             "model_path": request.output_dir,
             "output_dir": request.output_dir,
-            "dataset": request.dataset,
-            "dataset_size": num_tasks,
+            "dataset": tasks["train"].name,
+            "dataset_size": len(tasks["train"]),
             "num_epochs": request.num_epochs,
-            "num_steps": len(metrics),
-            "final_loss": losses[-1] if losses else None,
+            **training_of(Run.open(out).read_metrics(), ALGORITHMS[type(request)]),
             "device": config.model.device,
+            "seconds": round(time.monotonic() - started, 1),
+            "hints": hints,
         }
-        if stage == "grpo":
-            rewards = [record["reward/mean"] for record in metrics if record.get("reward/mean") is not None]
-            found["average_reward"] = fmean(rewards) if rewards else None
-            found["final_reward"] = rewards[-1] if rewards else None
-        key = "eval/loss/agent" if stage == "sft" else "eval/success"
-        name = "loss" if stage == "sft" else "accuracy"
-        evaluations = [{"step": one["step"], name: one[key]} for one in metrics if key in one]
-        hints = [speak(str(hint), type(request)) for hint in lint(config)]
-        return found | {"evaluations": evaluations, "hints": hints}
+
+    def _goes_on(self, request: SFTParameters | GRPOParameters, config: RunConfig, files: Mapping[Path, str]) -> bool:
+        """Whether there is a run to go on with; one that is to be overwritten is removed.
+
+        Raises ConfigError for one that is to be neither, or that was begun with other parameters or tasks.
+        """
+        out, before = Path(request.output_dir), run_in(request.output_dir)
+        if before is None:
+            return False
+        if request.resume:
+            keys = list(changed(before, config, type(request)))
+            is_same = (path.is_file() and path.read_text(encoding="utf-8") == lines for path, lines in files.items())
+            keys += [] if all(is_same) else ["dataset"]
+            if keys:
+                raise ConfigError(f"{keys[0]}: the run in {out} was begun with another; give that, or overwrite it")
+            return True
+        if not request.overwrite:
+            raise ConfigError(
+                f'output_dir = {str(out)!r}: holds a run; pass "resume": True to go on with it, "overwrite": True to '
+                "replace it, or another output_dir"
+            )
+        if config.start_from and Path(config.start_from).resolve() == out.resolve():
+            raise ConfigError(f"output_dir = {str(out)!r}: is what model_name begins with; take another")
+        remove_run(out)
+        return False
 
     def _held_out(self, request: TrainParameters, custom: Any) -> Wanted:
         wanted = self._wanted(request, None)
@@ -202,12 +217,13 @@ class RLTrainingTool:
 
     def _load_dataset(self, request: LoadDatasetParameters, objects: Mapping[str, Any]) -> dict[str, Any]:
         tasks = choose(self._wanted(request, objects["custom_dataset"]), self.datasets)
-        tokenizer = tokenizer_of(request.model_name, request.allow_download)
+        run = run_in(request.model_name)
+        tokenizer = tokenizer_of(run.model.base if run else request.model_name, request.allow_download)
         sample = VIEWS[request.format](tasks[0], tokenizer)
         return {
             "status": "success",
             "format": request.format,
-            "dataset": request.dataset,
+            "dataset": tasks.name,
             "split": request.split or "train",
             "dataset_size": len(tasks),
             "sample_keys": list(sample),
@@ -240,7 +256,7 @@ class RLTrainingTool:
             "status": "success",
             "model_path": request.model_path,
             "use_lora": is_learnt and not config.policies["agent"].full,
-            "dataset": request.dataset,
+            "dataset": tasks.name,
             "num_samples": len(tasks),
             "device": config.model.device,
             **metrics_of(groups, answers, request.metrics, k),
@@ -288,7 +304,11 @@ class RLTrainingTool:
 
 
 def remove_run(out: Path) -> None:
-    """Remove a run from its folder, and nothing else that is there."""
-    for pattern in PARTS_OF_A_RUN:
-        for path in out.glob(pattern):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    """Remove a run from its folder, and nothing else that is there; the folder too, if it is then empty."""
+    for path in (out / name for name in PARTS_OF_A_RUN):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    if out.is_dir() and not any(out.iterdir()):
+        out.rmdir()

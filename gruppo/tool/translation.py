@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,7 +35,12 @@ AGENT = "agent"  # the one role of the team, and its policy
 MAX_PROMPT = 512  # tokens; a guess, from which the memory of a batch follows
 MAX_NEW_TOKENS, NUM_ANSWERS, TEMPERATURE = 512, 3, 0.8  # of evaluations, unless given or trained otherwise
 
+SHAPE = ("rank", "alpha", "target_modules")  # of an adapter
+
 Values = dict[str, Any]
+
+TEAM: Values = {"team.program": "solo", "team.solo.max_turns": 1, "tools.names": [], f"roles.{AGENT}.system": ""}
+"""One agent that is asked the bare question and answers it at once."""
 
 
 # ---- parameters ------------------------------------------------------------------------------------------------------
@@ -72,7 +78,9 @@ def unknown(entry: str, name: str, value: Any) -> str:
     """What to say of a parameter that the action does not take."""
     takes = [other for other, kind in ACTIONS.items() if name in kind.model_fields or other in OBJECTS.get(name, ())]
     if takes:
-        return f"{name} = {value!r:.60}: {entry} does not take it; {' and '.join(takes)} do"
+        return (
+            f"{name} = {value!r:.60}: {entry} does not take it; {' and '.join(takes)} {'do' if takes[1:] else 'does'}"
+        )
     return f"unknown parameter {name} = {value!r:.60}{suggest(name, ACTIONS[entry].model_fields)}"
 
 
@@ -87,23 +95,32 @@ def build(kind: type[Config], values: Mapping[str, Any]) -> Any:
 def toml(key: str, value: Any) -> str:
     """A plain value as TOML on one line. Raises ConfigError for any other."""
     if isinstance(value, Mapping):
-        pairs = (f"{json.dumps(str(name))} = {toml(key, own)}" for name, own in value.items() if own is not None)
+        pairs = (f"{_quoted(str(name))} = {toml(key, own)}" for name, own in value.items() if own is not None)
         return f"{{{', '.join(pairs)}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(toml(key, own) for own in value)}]"
-    if isinstance(value, bool | int | float | str):
+    if isinstance(value, str | os.PathLike):
+        return _quoted(os.fspath(value))
+    if isinstance(value, bool | int | float):
         return json.dumps(value)
-    if isinstance(value, os.PathLike):
-        return json.dumps(os.fspath(value))
     raise ConfigError(f"{key}: expected a plain value, not {type(value).__name__}")
+
+
+def _quoted(text: str) -> str:
+    """Text as JSON writes it, but for what TOML wants otherwise: all of Unicode as it is, and DEL escaped."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def speak(message: str, parameters: type[Config]) -> str:
     """A message with the names of parameters in place of the config keys that they set."""
-    names = {key: name for name, own in keys_of(parameters) for key in own.keys}
+    found = [(key, name, own.is_derived) for name, own in keys_of(parameters) for key in own.keys]
+    owners = Counter(key for key, _, _ in found)
+    names = {key: name for key, name, is_derived in found if not is_derived or owners[key] == 1}
     names |= {"--download": "allow_download", "--resume": '"resume": True', "--out": "output_dir"}
     for key in sorted(names, key=len, reverse=True):
-        message = re.sub(rf"(?<![\w.-]){re.escape(key)}(?![\w-]|\.\w)", names[key].replace("\\", r"\\"), message)
+        is_word = key.isidentifier()  # as "seed" or "reward", which also stand in sentences
+        there = rf"^{key}(?= =|:)" if is_word else rf"(?<![\w.-]){re.escape(key)}(?![\w-]|\.\w)"
+        message = re.sub(there, names[key], message)
     return message
 
 
@@ -120,17 +137,13 @@ def copied(parameters: Config) -> Values:
 def training(request: SFTParameters | GRPOParameters, num_tasks: int, recipe: Recipe | None) -> RunConfig:
     """The run that trains on `num_tasks` tasks in the folder's tasks/train.jsonl. Raises ConfigError."""
     tasks = Path(request.output_dir) / "tasks"
-    values = copied(request) | base_of_run(request) | monitors(request) | device(request.device)
+    values = copied(request) | TEAM | start(request) | monitors(request) | device(request.device)
     values |= {
-        "title": f"{request.dataset}, {ALGORITHMS[type(request)]}",
+        "title": f"{Path(request.output_dir).name}: {ALGORITHMS[type(request)]}",
         "tasks.train": str(tasks / "train.jsonl"),
         "tasks.num_train": num_tasks,
         "tasks.folder": request.data_folder,
-        "model.dtype": "bfloat16" if request.use_bf16 else "float32",
         f"roles.{AGENT}.policy": AGENT,
-        f"roles.{AGENT}.system": "",
-        "team.program": "solo",
-        "team.solo.max_turns": 1,
         "eval.stages": False,
     }
     own = sft(request, num_tasks) if isinstance(request, SFTParameters) else grpo(request, num_tasks)
@@ -183,30 +196,43 @@ def multiple(request: GRPOParameters) -> str:
     return f"set gradient_accumulation_steps = {fitting}, or a multiple of it"
 
 
-def base_of_run(request: SFTParameters | GRPOParameters) -> Values:
-    """The policy, its base, and the run that it goes on from if `model_name` is the output_dir of one.
+def start(request: SFTParameters | GRPOParameters) -> Values:
+    """The policy and its base, or the run that both go on from if `model_name` is the output_dir of one.
 
-    Raises ConfigError for LoRA settings without LoRA, or others than that run has.
+    Raises ConfigError for LoRA settings without LoRA, or for others than that run has.
     """
-    given = request.model_fields_set
-    lora = {"rank": request.lora_rank, "alpha": request.lora_alpha or max(1, 2 * request.lora_rank)}
-    lora |= {"target_modules": request.lora_target_modules}
-    policy: Values = {"full": True} if not request.use_lora else {"full": False, **lora}
+    rank, given = request.lora_rank, request.model_fields_set
     if not request.use_lora and (idle := sorted(name for name in given if name.startswith("lora_"))):
         raise ConfigError(f"{idle[0]}: with use_lora = false the whole model is trained; leave it out")
+    values = {
+        "use_lora": request.use_lora,
+        "lora_rank": rank,
+        "lora_alpha": request.lora_alpha or max(1, 2 * rank),
+        "lora_target_modules": request.lora_target_modules,
+        "use_bf16": request.use_bf16,
+    }
     if (run := run_in(request.model_name)) is None:
-        return {f"policies.{AGENT}.{name}": value for name, value in policy.items()}
-    before = agent_of(run, request.model_name).model_dump()
-    for name, value in policy.items():
-        asked = "use_lora" if name == "full" else f"lora_{name}"
-        if asked in given and value != before[name]:
-            shown = not before[name] if name == "full" else before[name]
-            raise ConfigError(
-                f"{asked} = {json.dumps(not value if name == 'full' else value)}: {request.model_name} was trained "
-                f"with {json.dumps(shown)}, and so it goes on; leave it out"
-            )
-    values = {f"policies.{AGENT}.{name}": before[name] for name in ("full", "rank", "alpha", "target_modules")}
-    return values | {"model.base": run.model.base, "start_from": request.model_name}
+        return policy_of(values)
+    before = shape_of(run, request.model_name)
+    for name in given & values.keys():
+        if values[name] != before[name]:
+            has, is_ = json.dumps(before[name]), json.dumps(values[name])
+            raise ConfigError(f"{name} = {is_}: {request.model_name} was trained with {has}; leave it out to go on")
+    return policy_of(before) | {"model.base": run.model.base, "start_from": request.model_name}
+
+
+def policy_of(values: Mapping[str, Any]) -> Values:
+    """The keys that these parameters set."""
+    policy = {"full": not values["use_lora"]} | {name: values[f"lora_{name}"] for name in SHAPE if values["use_lora"]}
+    dtype = "bfloat16" if values["use_bf16"] else "float32"
+    return {"model.dtype": dtype} | {f"policies.{AGENT}.{name}": value for name, value in policy.items()}
+
+
+def shape_of(run: RunConfig, name: str) -> Values:
+    """The parameters that a run which goes on from this one has to share with it. Raises ConfigError as `agent_of`."""
+    policy = agent_of(run, name).model_dump()
+    shape = {f"lora_{name}": policy[name] for name in SHAPE}
+    return {"use_lora": not policy["full"], "use_bf16": run.model.dtype == "bfloat16", **shape}
 
 
 def monitors(request: SFTParameters | GRPOParameters) -> Values:
@@ -231,13 +257,10 @@ def device(asked: str) -> Values:
 def evaluation(request: EvaluateParameters, recipe: Recipe) -> tuple[RunConfig, bool]:
     """The config of a team that plays, and whether it has learnt weights to be loaded. Raises ConfigError."""
     run = run_in(request.model_path)
-    values = copied(request) | device(request.device)
-    values |= {
-        "model.dtype": "bfloat16" if request.use_bf16 else "float32",
-        f"roles.{AGENT}.system": "",
-        "team.program": "solo",
-        "team.solo.max_turns": 1,
-    }
+    values = copied(request) | TEAM | device(request.device)
+    trained_in_bf16 = run is not None and run.model.dtype == "bfloat16"
+    in_bf16 = trained_in_bf16 if request.use_bf16 is None else request.use_bf16
+    values["model.dtype"] = "bfloat16" if in_bf16 else "float32"
     if run is None:
         if request.use_lora:
             raise ConfigError(f"use_lora = true: {request.model_path!r} is no output_dir, so it has no adapters")
@@ -246,6 +269,8 @@ def evaluation(request: EvaluateParameters, recipe: Recipe) -> tuple[RunConfig, 
     agent, role = agent_of(run, request.model_path), run.roles[AGENT]
     if request.use_lora and agent.full:
         raise ConfigError(f"use_lora = true: {request.model_path} was trained as a whole, it has no adapters")
+    if in_bf16 != trained_in_bf16:
+        raise ConfigError(f"use_bf16: {request.model_path} was trained otherwise, on other weights; leave it out")
     values |= {"model.base": run.model.base, f"policies.{AGENT}": agent.model_dump(exclude_none=True)}
     values |= {f"roles.{AGENT}.policy": AGENT, f"roles.{AGENT}.trained": False}
     values[f"roles.{AGENT}.max_tokens"] = request.max_new_tokens or role.max_tokens
