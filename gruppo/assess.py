@@ -5,6 +5,8 @@ What `gruppo bench`, `gruppo compare` and `gruppo mistakes` do. It trains nothin
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -25,10 +27,12 @@ from gruppo.evaluation.benchmarks import (
     run_benchmark,
 )
 from gruppo.evaluation.comparison import System, compare_systems
-from gruppo.evaluation.mistakes import compare_mistakes, mistake_rates
+from gruppo.evaluation.mistake_judge import BY_JUDGE, judged_mistakes
+from gruppo.evaluation.mistakes import Found, compare_mistakes, mistake_rates, mistakes_in
 from gruppo.log import Bar, Log
+from gruppo.rewards.judge import Judge
 from gruppo.rollout import Rollout
-from gruppo.run import RunConfig, assemble
+from gruppo.run import RunConfig, assemble, find_judge
 from gruppo.stages import STAGES, start_from
 from gruppo.store import Run, fingerprint
 from gruppo.types import Group
@@ -111,15 +115,56 @@ def compare_runs(runs: Sequence[Path], mode: str, k: int) -> dict[str, Any]:
         return compare_systems(systems, k=k)
 
 
-def mistakes_of(path: Path, mode: str) -> dict[str, Any]:
-    """What went wrong in a run's evaluations: rates after training and, where there are both, the change from before.
+def mistake_judge(url: str, model: str, options: Mapping[str, str]) -> Judge:
+    """The judge of `mistakes_of`, at an OpenAI-compatible address; `options` are keys of [judge] and [engines.judge].
 
-    Raises ConfigError where the run has no such evaluation.
+    Raises ConfigError for another key, or an option that nothing uses here.
+    """
+    for key in options:
+        if not key.startswith(("judge.", "engines.judge.")):
+            raise ConfigError(f"--{key}: the judge's options are --judge.max_tokens and the like: docs/rewards.md")
+    own = {"judge.engine": "judge", "engines.judge.base_url": json.dumps(url), "engines.judge.model": json.dumps(model)}
+    config = load(RunConfig, [], {**own, **options})
+    for key in ("mode", "highest", "fallback"):
+        if f"judge.{key}" in options:
+            raise ConfigError(f"--judge.{key}: is about grading answers, and no answer is graded here; leave it out")
+    return find_judge(config)
+
+
+def mistakes_of(path: Path, mode: str, judge: Judge | None = None) -> dict[str, Any]:
+    """What went wrong in a run's evaluations: rates before and after training and, where there are both, the change.
+
+    With a judge there is the same once more under "judged", with what it said of the episodes that the rules can't tell
+    the mistake of, and how often it did. Raises ConfigError where the run has no such evaluation.
     """
     with Run.open(path) as run:
         there = [stage for stage in ("base", "final") if f"eval-{stage}-{mode}" in run.list_episodes()]
         if not there:
             raise ConfigError(f"{path}: no {mode} evaluation: train with eval.stages = true")
         groups = {stage: run.read_episodes(f"eval-{stage}-{mode}") for stage in there}
-    found = {STAGES[stage]: mistake_rates(groups[stage]) for stage in there}
-    return {"rates": found, "changes": compare_mistakes(groups["base"], groups["final"]) if len(there) == 2 else {}}
+    everything = [group for own in groups.values() for group in own]
+    by_rule = mistakes_in(everything)
+    found = _told(groups, by_rule)
+    if judge is not None:
+        by_judge = asyncio.run(judged_mistakes(judge, everything))
+        found["judged"] = {**_told(groups, by_judge), "evidence": _evidence(groups, by_judge)}
+        found["judged"]["counts"] = dict(judge.counts)
+    return found
+
+
+def _told(groups: Mapping[str, Sequence[Group]], by_episode: Found) -> dict[str, Any]:
+    rates = {STAGES[stage]: mistake_rates(own, by_episode) for stage, own in groups.items()}
+    changes = compare_mistakes(groups["base"], groups["final"], by_episode) if len(groups) == 2 else {}
+    return {"rates": rates, "changes": changes}
+
+
+def _evidence(groups: Mapping[str, Sequence[Group]], by_episode: Found) -> list[dict[str, Any]]:
+    """What the judge found, each with the words that show it."""
+    return [
+        {"stage": STAGES[stage], "task": group.task.id, "attempt": episode.attempt, **vars(mistake)}
+        for stage, own in groups.items()
+        for group in own
+        for episode in group.episodes
+        for mistake in by_episode[id(episode)]
+        if mistake.reason.startswith(BY_JUDGE)
+    ]

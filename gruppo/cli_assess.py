@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gruppo.config import load, parse_overrides
+from gruppo.errors import ConfigError
 from gruppo.log import Log
 
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -60,16 +61,24 @@ def compare(
 
 
 def mistakes(
+    context: typer.Context,
     run: RunPath,
     mode: Annotated[str, typer.Option(help="greedy or sampled (temperature 1).")] = "greedy",
+    judge: Annotated[
+        str, typer.Option(help="An OpenAI-compatible address, whose model is asked where the rules can't tell.")
+    ] = "",
+    model: Annotated[str, typer.Option(help="The judge's name there. Its options: --judge.max_calls 100, ...")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """What goes wrong in a run's evaluations, by kind, before and after training."""
     from gruppo import assess
-    from gruppo.evaluation.mistakes import mistake_table
+    from gruppo.evaluation.mistakes import mistake_report
 
-    found = assess.mistakes_of(run, mode)
-    print(json.dumps(found, indent=2) if as_json else mistake_table(found["changes"]), end="\n" if as_json else "")
+    options = parse_overrides(context.args)
+    if bool(judge) != bool(model) or (options and not judge):
+        raise ConfigError("--judge: the judge is an address and a model's name there: --judge URL --model NAME")
+    found = assess.mistakes_of(run, mode, assess.mistake_judge(judge, model, options) if judge else None)
+    print(json.dumps(found, indent=2) if as_json else mistake_report(found), end="\n" if as_json else "")
 
 
 judges = typer.Typer(help="The language model that judges answers.", no_args_is_help=True)
@@ -96,5 +105,5 @@ def calibrate_judge(
     Console().print(table)
 
 
-assessing: dict[Callable[..., None], dict[str, bool]] = {bench: OVERRIDES, compare: {}, mistakes: {}}
+assessing: dict[Callable[..., None], dict[str, bool]] = {bench: OVERRIDES, compare: {}, mistakes: OVERRIDES}
 """The commands of their own, and what typer is to know of them."""

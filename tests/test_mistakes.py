@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -13,6 +13,8 @@ from gruppo.evaluation.claims import claims_in, evaluate, false_claim
 from gruppo.evaluation.mistake_judge import judge_mistake, judged_mistakes, transcript
 from gruppo.evaluation.mistakes import Kind, compare_mistakes, find_mistakes, mistake_rates, mistake_table
 from gruppo.evaluation.premises import holds, reads_not_found, says_nothing, terms
+from gruppo.rewards.judge import Judge, JudgeConfig
+from gruppo.rewards.rules import is_equal
 from gruppo.types import Episode, Group, Outcome, Request, Sampling, StopReason, Task, ToolEvent, ToolResult, Turn
 
 
@@ -239,8 +241,12 @@ def test_a_right_answer_after_a_wrong_sum_still_shows_it() -> None:
 # The judge -----------------------------------------------------------------------------------------------------------
 
 
+def judge_of(reply: Callable[[Request], str]) -> Judge:
+    return Judge(ScriptedEngine(reply), "scripted", JudgeConfig(retries=1), is_equal)
+
+
 def judged(reply: str, one: Episode):
-    return asyncio.run(judge_mistake(ScriptedEngine(lambda request: reply), MAYOR, one))
+    return asyncio.run(judge_mistake(judge_of(lambda request: reply), MAYOR, one))
 
 
 def test_the_judges_word_counts_with_evidence_only() -> None:
@@ -257,7 +263,9 @@ def test_the_judges_word_counts_with_evidence_only() -> None:
         {"quote": " "},
     ):
         assert judged(json.dumps(good | change), one) is None
-    assert judged("I cannot say.", one) is None
+    judge = judge_of(lambda request: "I cannot say.")
+    assert asyncio.run(judge_mistake(judge, MAYOR, one)) is None
+    assert judge.counts == {"calls": 2, "no verdict: can't read the reply 'I cannot say.'": 1}
 
 
 def test_only_what_the_rules_leave_open_is_asked() -> None:
@@ -269,8 +277,8 @@ def test_only_what_the_rules_leave_open_is_asked() -> None:
 
     wrong_sum = episode("1 + 1 = 3", answer="3")
     groups = [Group("a", MAYOR, [episode("Ann", answer="Ann")]), Group("b", MAYOR, [wrong_sum])]
-    found = asyncio.run(judged_mistakes(ScriptedEngine(reply), groups))
-    assert [mistakes[0].kind for _, mistakes in found] == [Kind.comprehension, Kind.calculation]
+    found = asyncio.run(judged_mistakes(judge_of(reply), groups))
+    assert [mistakes[0].kind for mistakes in found.values()] == [Kind.comprehension, Kind.calculation]
     assert len(asked) == 1 and "Ann" in asked[0].messages[1]["content"]
     shown = transcript(episode("ask", answer="Ann", events=[event(0, "search", FACT, query="mayor")]))
     assert "Turn 1, agent:" in shown and "call: search" in shown and f"result: {FACT}" in shown

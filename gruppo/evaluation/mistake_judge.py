@@ -1,6 +1,7 @@
 """A judge for the mistakes that no rule can tell: it names a kind, a turn and words, and the words have to be there.
 
-What it says without evidence is dropped. It is given an engine and asked once; it changes no score.
+What it says without evidence is dropped, and the rules' finding stays. It is given the judge, who asks with that one's
+care (a cache, a budget, retries, deadlines); it changes no score.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from collections.abc import Iterable, Sequence
 
 from gruppo.bounded_json import parse_json
 from gruppo.evaluation.metrics import Success, solved
-from gruppo.evaluation.mistakes import Kind, Mistake, find_mistakes
+from gruppo.evaluation.mistakes import Found, Kind, Mistake, find_mistakes
 from gruppo.evaluation.premises import call_text
-from gruppo.rewards.quoting import ask_about
-from gruppo.types import Engine, Episode, Group, Request, Sampling, StopReason, Task
+from gruppo.rewards.judge import Judge, NoVerdict
+from gruppo.types import Episode, Group, Task
 
-MAX_CHARACTERS = 12_000  # of the transcript that the judge is shown
+BY_JUDGE = "judge: "  # what the reason of a judge's mistake begins with
 MEANINGS = {
     Kind.wrong_format: "nothing readable was written, or no answer was given",
     Kind.repeated_call: "a tool was called again in the same way",
@@ -31,25 +32,25 @@ MEANINGS = {
 INSTRUCTIONS = (
     "A team of agents, or one agent, failed a task. Say what went wrong first. The kinds of mistakes:\n"
     + "\n".join(f"{kind}: {meaning}" for kind, meaning in MEANINGS.items())
-    + '\nReply with one JSON object: "kind" (one of the above), "turn" (its number in the transcript), "quote" (words '
-    'of that turn or of its tool results, copied exactly, that show it), "reason" (one sentence).'
+    + '\n{criteria}Reply with one JSON object: "kind" (one of the above), "turn" (its number in the transcript), '
+    '"quote" (words of that turn or of its tool results, copied exactly, that show it), "reason" (one sentence).'
 )
 
 
-async def judge_mistake(engine: Engine, task: Task, episode: Episode, max_tokens: int = 512) -> Mistake | None:
-    """What the judge finds; None where its reply can't be read, names no kind, or quotes what is not there.
-
-    Raises EngineError when the engine failed.
-    """
+async def judge_mistake(judge: Judge, task: Task, episode: Episode) -> Mistake | None:
+    """What the judge finds; None, counted with the reason, where it can't be read, names no kind, or quotes what is not
+    there, however often it is asked."""
     texts = {"question": task.question, "right answer": task.result, "transcript": transcript(episode)}
-    messages = ask_about(INSTRUCTIONS, texts, MAX_CHARACTERS)
-    sampling = Sampling(temperature=0.0, max_tokens=max_tokens)
-    request = Request(messages, sampling, episode.seed, context=(task.id, episode.attempt, "judge", 0))
-    (reply,) = await engine.generate([request])
-    if reply.stop_reason != StopReason.stop:
-        return None
     try:
-        said = parse_json(reply.text, {"kind": str, "turn": int, "quote": str}, {"reason": ""})
+        return await judge.ask(task, INSTRUCTIONS, texts, lambda reply: _read(reply, episode))
+    except NoVerdict as problem:
+        judge.counts[f"no verdict: {problem}"] += 1
+        return None
+
+
+def _read(reply: str, episode: Episode) -> Mistake | None:
+    try:
+        said = parse_json(reply, {"kind": str, "turn": int, "quote": str}, {"reason": ""})
         kind = Kind(said["kind"].strip())
     except ValueError:
         return None
@@ -58,27 +59,21 @@ async def judge_mistake(engine: Engine, task: Task, episode: Episode, max_tokens
     quote = said["quote"].strip()
     if not quote or " ".join(quote.split()) not in " ".join(shown.split()):
         return None
-    return Mistake(kind, turn, quote, f"judge: {said['reason'].strip()}")
+    return Mistake(kind, turn, quote, f"{BY_JUDGE}{said['reason'].strip()}")
 
 
-async def judged_mistakes(
-    engine: Engine, groups: Sequence[Group], success: Success = solved, max_concurrent: int = 8
-) -> list[tuple[Episode, list[Mistake]]]:
-    """Every episode with its mistakes by rule; where the rules are left with `reasoning`, the judge's word goes first.
+async def judged_mistakes(judge: Judge, groups: Sequence[Group], success: Success = solved) -> Found:
+    """The mistakes of each episode by rule; where the rules are left with `reasoning`, the judge's word instead."""
 
-    Raises EngineError when the engine failed.
-    """
-    free = asyncio.Semaphore(max_concurrent)
-
-    async def look(task: Task, episode: Episode) -> tuple[Episode, list[Mistake]]:
+    async def look(task: Task, episode: Episode) -> list[Mistake]:
         found = find_mistakes(task, episode, success)
-        if found and found[0].kind is Kind.reasoning:
-            async with free:
-                judged = await judge_mistake(engine, task, episode)
-            found = [judged] if judged else found
-        return episode, found
+        if found and found[0].kind is Kind.reasoning and (judged := await judge_mistake(judge, task, episode)):
+            return [judged]
+        return found
 
-    return await asyncio.gather(*(look(group.task, episode) for group in groups for episode in group.episodes))
+    pairs = [(group.task, episode) for group in groups for episode in group.episodes]
+    found = await asyncio.gather(*(look(task, episode) for task, episode in pairs))
+    return {id(episode): mistakes for (_, episode), mistakes in zip(pairs, found, strict=True)}
 
 
 def transcript(episode: Episode) -> str:

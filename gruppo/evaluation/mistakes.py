@@ -20,6 +20,8 @@ from gruppo.evaluation.premises import Premises, call_text, reads_not_found, sho
 from gruppo.rewards.answers import grade
 from gruppo.types import Episode, Group, Outcome, StopReason, Task
 
+MAX_EVIDENCE = 20  # of a judge's findings that a terminal is shown
+
 
 class Kind(StrEnum):
     """The kinds, those with the most telling evidence first: the first that is found is an episode's main mistake."""
@@ -46,6 +48,10 @@ class Mistake:
     reason: str
 
 
+Found = Mapping[int, Sequence[Mistake]]
+"""The mistakes of each episode, by its `id()`."""
+
+
 def find_mistakes(task: Task, episode: Episode, success: Success = solved) -> list[Mistake]:
     """The mistakes of an episode, the main one first, at most one of a kind; none where the infrastructure failed.
 
@@ -64,9 +70,18 @@ def find_mistakes(task: Task, episode: Episode, success: Success = solved) -> li
     return sorted(found, key=lambda one: one.kind is Kind.wrong_format and not _is_fatal(known, one))
 
 
-def mistake_rates(groups: Sequence[Group], success: Success = solved) -> dict[str, Any]:
-    """How many episodes have each kind, and have it as their main one, in plain JSON-able data."""
-    found = [find_mistakes(group.task, e, success) for group in groups for e in group.episodes]
+def mistakes_in(groups: Sequence[Group], success: Success = solved) -> Found:
+    """The mistakes of every episode."""
+    return {id(episode): find_mistakes(group.task, episode, success) for group in groups for episode in group.episodes}
+
+
+def mistake_rates(groups: Sequence[Group], by_episode: Found | None = None) -> dict[str, Any]:
+    """How many episodes have each kind, and have it as their main one, in plain JSON-able data.
+
+    `by_episode` are the mistakes if they are not those of the rules.
+    """
+    by_episode = mistakes_in(groups) if by_episode is None else by_episode
+    found = [by_episode[id(episode)] for group in groups for episode in group.episodes]
     having = Counter(one.kind for mistakes in found for one in mistakes)
     main = Counter(mistakes[0].kind for mistakes in found if mistakes)
     return {
@@ -77,17 +92,15 @@ def mistake_rates(groups: Sequence[Group], success: Success = solved) -> dict[st
 
 
 def compare_mistakes(
-    before: Sequence[Group], after: Sequence[Group], success: Success = solved
+    before: Sequence[Group], after: Sequence[Group], by_episode: Found | None = None
 ) -> dict[str, dict[str, Any]]:
     """Kind -> its share of episodes before and after, the change with its interval, over the same tasks, paired.
 
-    Raises ValueError if the tasks differ. A change below 0 is for the better.
+    `by_episode` are the mistakes of all episodes if they are not those of the rules. Raises ValueError if the tasks
+    differ. A change below 0 is for the better.
     """
-    tasks = {group.task.id: group.task for group in (*before, *after)}
-    kinds: dict[int, set[Kind]] = {}
-    for group in (*before, *after):
-        for episode in group.episodes:
-            kinds[id(episode)] = {one.kind for one in find_mistakes(tasks[episode.task_id], episode, success)}
+    by_episode = mistakes_in([*before, *after]) if by_episode is None else by_episode
+    kinds = {key: {one.kind for one in mistakes} for key, mistakes in by_episode.items()}
     table: dict[str, dict[str, Any]] = {}
     for kind in Kind:
         if any(kind in own for own in kinds.values()):
@@ -97,6 +110,34 @@ def compare_mistakes(
             table[str(kind)] = {"before": shares[0], "after": shares[1], "change": found["gain"]}
             table[str(kind)] |= {"ci95": found["gain_ci95"], "p_value": found["p_value"], "n": found["n"]}
     return table
+
+
+def mistake_report(found: Mapping[str, Any]) -> str:
+    """What `assess.mistakes_of` found, for a terminal: by rule; then with the judge, and the words that it showed."""
+    lines = [_overview(found)]
+    if judged := found.get("judged"):
+        asked = sum(one["kinds"].get(Kind.reasoning, {}).get("main", 0) for one in found["rates"].values())
+        lines += ["", f"with the judge, asked about {asked} episodes, who showed {len(judged['evidence'])} mistakes"]
+        missing = {said: number for said, number in judged["counts"].items() if said.startswith("no verdict")}
+        lines += [f"{said} ({number})" for said, number in missing.items()]
+        lines += [_overview(judged)]
+        for one in judged["evidence"][:MAX_EVIDENCE]:
+            place = f"{one['stage']}, task {one['task']}, turn {one['turn'] + 1}"
+            lines += [f"{place}: {one['kind'].replace('_', ' ')}: {shown(one['quote'])!r} ({one['reason']})"]
+        if (left := len(judged["evidence"]) - MAX_EVIDENCE) > 0:
+            lines += [f"and {left} more: --json has them all"]
+    return "\n".join(lines) + "\n"
+
+
+def _overview(found: Mapping[str, Any]) -> str:
+    """What changed, or the one evaluation that there is."""
+    if found["changes"]:
+        return mistake_table(found["changes"]).rstrip()
+    lines = []
+    for stage, rates in found["rates"].items():
+        lines += [f"{stage}: {rates['with_mistakes']} of {rates['episodes']} episodes with mistakes"]
+        lines += [f"  {kind.replace('_', ' '):<22}{own['episodes']:>5}" for kind, own in rates["kinds"].items()]
+    return "\n".join(lines)
 
 
 def mistake_table(changes: Mapping[str, Mapping[str, Any]]) -> str:

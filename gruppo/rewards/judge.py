@@ -146,13 +146,13 @@ class Judge:
         texts = {"question": task.question, "reference": task.result, "answer": answer}
         if self.config.mode == "graded":
             read = partial(read_grade, highest=self.config.highest, candidate=answer)
-            return await self._ask(task, GRADED, texts, read) / self.config.highest
-        return float(await self._ask(task, BINARY, texts, partial(read_verdict, candidate=answer)))
+            return await self.ask(task, GRADED, texts, read) / self.config.highest
+        return float(await self.ask(task, BINARY, texts, partial(read_verdict, candidate=answer)))
 
     async def prefer(self, task: Task, first: str, second: str) -> str:
         """Which of two answers, shown in this order, is better: "A", "B" or "tie". Raises NoVerdict."""
         texts = {"question": task.question, "reference": task.result, "answer A": first, "answer B": second}
-        return await self._ask(task, PAIRWISE, texts, partial(read_choice, labels=["A", "B"]))
+        return await self.ask(task, PAIRWISE, texts, partial(read_choice, labels=["A", "B"]))
 
     async def _rank(self, task: Task, answers: Sequence[str], unique: Sequence[str]) -> list[Score | None]:
         labels = [f"{ascii_uppercase[place % 26]}{place // 26 or ''}" for place in range(len(unique))]
@@ -163,7 +163,7 @@ class Judge:
         tiers = [labels]
         if len(unique) > 1:
             try:
-                tiers = await self._ask(task, RANKING, texts, partial(read_ranking, labels=labels))
+                tiers = await self.ask(task, RANKING, texts, partial(read_ranking, labels=labels))
             except NoVerdict as problem:
                 self.counts["no verdict"] += 1
                 return [Score(None, f"{NO_VERDICT}{problem}")] * len(answers)
@@ -172,8 +172,11 @@ class Judge:
         values = rank_rewards([places.get(answer) for answer in answers])
         return [None if value is None else Score(value) for value in values]
 
-    async def _ask(self, task: Task, instructions: str, texts: dict[str, str], read: Callable[[str], T | None]) -> T:
-        """What `read` finds in the reply. Raises NoVerdict once the tries, or the budget, are used up."""
+    async def ask(self, task: Task, instructions: str, texts: dict[str, str], read: Callable[[str], T | None]) -> T:
+        """What `read` finds in the reply to any question about `texts`, {criteria} in the `instructions` filled in.
+
+        Raises NoVerdict once the tries, or the budget, are used up.
+        """
         import tenacity
 
         criteria = f"{self.config.criteria.strip()}\n" if self.config.criteria.strip() else ""
