@@ -20,6 +20,7 @@ EXAMPLES = ROOT / "examples"
 README = (ROOT / "README.md").read_text()
 PAGES = ("README.md", "CONTRIBUTING.md", "docs/design.md", "docs/algorithms.md", "docs/world.md", "docs/results.md")
 PAGES += ("docs/data.md", "docs/evaluation.md", "docs/tuning.md", "docs/monitoring.md", "docs/pipeline.md")
+PAGES += ("docs/hello_agents.md", "docs/search.md", "examples/hello_agents/README.md")
 PARTS = ("my_tasks.jsonl", "my_tool.py", "my_reward.py", "my_team.py")
 
 
