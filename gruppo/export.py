@@ -19,8 +19,8 @@ from gruppo.training.model import DTYPES, ModelConfig, base_of, load_base
 from gruppo.types import Turn
 
 Form = Literal["adapters", "merged"]
-TIE = {"float32": 1e-3, "bfloat16": 0.5}
-"""Logits so near to one another are one: a batch and a merged weight round in other places than a single row does."""
+NEAR = {"float32": 1e-3, "bfloat16": 0.5}
+"""Logits, and log-probs, so near to one another are one: batches and merged weights round in other places."""
 
 
 def export(model: ModelConfig, checkpoint: Checkpoint, form: Form, out: Path) -> list[str]:
@@ -75,15 +75,18 @@ def is_adapter(folder: Path) -> bool:
 def num_same(model: ModelConfig, folder: Path, turn: Turn) -> int:
     """How many of a greedy turn's tokens, from its first on, the exported policy plays too; all: it is what played.
 
-    One forward pass: each token has to be the likeliest after those before it, or as likely within a `TIE`.
+    One forward pass: each token has to be the likeliest after those before it, and as likely as it was, or `NEAR` it.
     """
     loaded = load_exported(model, folder).requires_grad_(False)
     ids = BatchEncoding({"input_ids": [[*turn.prompt_ids, *turn.action_ids]]}, tensor_type="pt").to(loaded.device)
     logits_TV = loaded(**ids).logits[0, len(turn.prompt_ids) - 1 : -1].float()
     played_T1 = ids["input_ids"][0, len(turn.prompt_ids) :, None]
-    behind_T = (logits_TV.max(-1).values - logits_TV.gather(-1, played_T1)[:, 0]).tolist()
-    is_other = [behind > TIE[model.dtype] for behind in behind_T]
-    return is_other.index(True) if True in is_other else len(is_other)
+    behind_T = logits_TV.max(-1).values - logits_TV.gather(-1, played_T1)[:, 0]
+    logprobs_T = logits_TV.log_softmax(-1).gather(-1, played_T1)[:, 0]
+    differences = zip(behind_T.tolist(), logprobs_T.tolist(), turn.action_logprobs, strict=True)
+    near = NEAR[model.dtype]
+    is_same = [behind <= near and abs(now - then) <= near for behind, now, then in differences]  # False for NaN too
+    return is_same.index(False) if False in is_same else len(is_same)
 
 
 def _plain(model: ModelConfig, **changes: str) -> ModelConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ from command_line import Command, refused
 from test_pipeline import THRESHOLD, put_files
 
 from gruppo.cli_pipeline import apart
-from gruppo.errors import ConfigError
-from gruppo.pipeline.recipe import read_recipe, run_config
+from gruppo.errors import ConfigError, StoreError
+from gruppo.pipeline.recipe import Recipe, read_recipe, run_config
 from gruppo.pipeline.results import FILE
+from gruppo.pipeline.steps import changes, contents, inputs_of, read_tasks
 from gruppo.run import check
+from gruppo.store import fingerprint
 
 
 @pytest.mark.parametrize(
@@ -52,6 +55,37 @@ def test_what_a_user_can_mend_is_one_line_and_nothing_is_written(
 def test_seeds_are_the_numbers_that_no_flag_stands_before() -> None:
     words = ["--train.steps", "3", "1", "--seed", "--sft.steps=2", "4", "name", "-5"]
     assert apart(words) == ([1, 4, -5], ["--train.steps", "3", "--seed", "--sft.steps=2", "name"])
+
+
+# What counts --------------------------------------------------------------------------------------------------------
+
+
+def test_every_setting_counts_somewhere_or_is_known_not_to() -> None:
+    """So that a key that comes up one day can't change a result without its step being played again."""
+    recipe = Recipe(train={"eval_every": 1})  # type: ignore[arg-type]
+    used = {key for inputs in inputs_of(recipe, read_tasks(recipe)).values() for key in inputs}
+    keys = set(flat(recipe.model_dump(exclude_none=True)))
+    free = {key for key in keys - used if not key.startswith(("tasks.", "monitor."))}
+    assert free == {"title", "monitors", THRESHOLD}
+
+
+def flat(table: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in table.items():
+        yield from flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [f"{prefix}{key}"]
+
+
+def test_changes_and_contents(tmp_path: Path) -> None:
+    before = {"a": 1, "b": [2], "file x": "0", "sft": "1"}
+    assert changes("grpo", before, {"a": 2, "c": 3, "file x": "1", "sft": "2"}) == (
+        "changed: a (1 to 2), b ([2] to unset), file x and 1 more"
+    )
+    assert changes("grpo", before, {**before, "sft": "2"}) == ""
+    file = tmp_path / "own.py"
+    file.write_text("x = 1")
+    found = contents({f"rewards.{file}:x": 1.0, "tools.names": ["python", f"{file}:x"], "title": "a" * 5000, "n": "\0"})
+    assert found == {f"file {file}": fingerprint(file)}
+    with pytest.raises(StoreError, match="not a run folder"):
+        contents({"start_from": str(tmp_path)})
 
 
 # The chapter's config.json -------------------------------------------------------------------------------------------
