@@ -15,7 +15,7 @@ from typing import Any
 
 from gruppo.config import dump, load
 from gruppo.data.selection import Place, tasks_of
-from gruppo.data.sources import find_files
+from gruppo.data.sources import find_files, usual_split
 from gruppo.errors import ConfigError, boundary
 from gruppo.evaluation.benchmarks import (
     BENCHMARKS,
@@ -41,8 +41,11 @@ LIMITS: Mapping[str, str] = {
     "team.solver.max_steps": str(MAX_STEPS),
     "team.solo.max_turns": str(MAX_STEPS),
     "rollout.max_seconds": str(MAX_SECONDS),
+    "rollout.retries": "0",  # an item that ran out of time has had it; what the harness failed is played again later
+    "rollout.mode": "async",  # in lockstep no item would be told of before all have ended
+    "rollout.max_concurrent": "20",
 }
-"""What a benchmark is played with unless it is told otherwise."""
+"""What a benchmark is played with unless it is told otherwise: as the table's, 20 items at once."""
 
 
 def bench_config(files: Sequence[Path], run: Path | None, overrides: Mapping[str, str]) -> RunConfig:
@@ -59,15 +62,16 @@ def bench(
     The items are in `out`/<benchmark>.jsonl; what is there is not played again. Raises UserError.
     """
     wanted = {name: benchmark_of(name) for name in names or BENCHMARKS}
-    tasks = {}
-    for name in wanted:
-        split = ":benchmark" if find_files(name, "benchmark", place.folder) else ""
-        tasks[name] = tasks_of(f"{name}{split}", place, count=limit)
+    tasks = {name: tasks_of(f"{name}{_split(name, place.folder)}", place, count=limit) for name in wanted}
+    if not config.roles:
+        raise ConfigError("nobody plays: name a run (--run) or a config with [roles] (--config)")
     assembly = assemble(config)
     try:
         if run:
-            start_from(run, assembly.learner)
-        rollout = at_temperature(assembly.rollout, TEMPERATURE)
+            start_from(run, assembly.learner, "--run")
+        # Its own rewards are for its own tasks: only a judge can tell something of these.
+        rewards = {name: reward for name, reward in assembly.rollout.rewards.items() if name == "judge"}
+        rollout = replace(at_temperature(assembly.rollout, TEMPERATURE), rewards=rewards, turn_rewards={})
         weights = {policy: assembly.learner.fingerprint(policy) for policy in config.policies}
         settings = {"model": config.model.base, "config": fingerprint(dump(config)), "weights": weights}
         found = []
@@ -78,6 +82,12 @@ def bench(
         return found
     finally:
         assembly.close()
+
+
+def _split(name: str, folder: Path) -> str:
+    """The table's own items, unless only the usual split is there."""
+    usual = find_files(name, usual_split(name), folder) and not find_files(name, "benchmark", folder)
+    return "" if usual else ":benchmark"
 
 
 def _advance(bar: Bar, record: Record) -> None:

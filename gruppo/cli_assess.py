@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -41,6 +42,7 @@ def bench(
     own = assess.bench_config(config or [], run, parse_overrides(context.args))
     found = assess.bench(own, task or [], Place(data), out, run, limit, Log())
     print(json.dumps(found, indent=2) if as_json else bench_table(found), end="\n" if as_json else "")
+    print(f"a line for each item, with its answer: {out}/NAME.jsonl", file=sys.stderr)
 
 
 def compare(

@@ -31,6 +31,7 @@ BYTES = {"float32": 4, "bfloat16": 2}
 BITS = {"nf4": 4.5, "int8": 8.0}  # of a quantized weight with its scales
 LOGITS_COPIES = 4  # logits, log-probabilities, their exponentials and a gradient
 TRANSIENT_LAYERS = 2  # what forward and backward hold of a layer's size beside what is saved: measured on a CPU
+RECOMPUTED_LAYERS = 1.25  # the same where layers are computed again, one at a time
 TOKEN_BYTES = 12  # of a sampled token in episodes/: its id and its log-probability
 
 
@@ -179,7 +180,7 @@ def token_bytes(config: RunConfig, shape: Shape) -> int:
     if not _merges(config) and not any(policy.full for policy in config.policies.values()):
         layer += 4 * (5 * shape.hidden + shape.queries + shape.inner)  # what goes into each adapter, in float32
     if config.model.gradient_checkpointing:
-        return shape.layers * shape.hidden * size + TRANSIENT_LAYERS * layer
+        return shape.layers * shape.hidden * size + int(RECOMPUTED_LAYERS * layer)
     return (shape.layers + TRANSIENT_LAYERS - 1) * layer
 
 

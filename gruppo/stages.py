@@ -92,15 +92,16 @@ def train(
         assembly.close()
 
 
-def start_from(path: Path, learner: Learner) -> None:
-    """Give the policies the weights of another run's newest checkpoint. Raises ConfigError if they can't have them."""
+def start_from(path: Path, learner: Learner, key: str = "start_from") -> None:
+    """Give the policies the weights of another run's newest checkpoint. Raises ConfigError, naming `key`, if they can't
+    have them."""
     try:
         checkpoint = Run.open(path).latest_checkpoint()
         if checkpoint is None:
             raise CheckpointError(f"{path}: the run has no checkpoint yet")
         load_checkpoint(learner, checkpoint, only_policies=True)
     except (StoreError, CheckpointError) as error:
-        raise ConfigError(f"start_from: {error}") from error
+        raise ConfigError(f"{key}: {error}") from error
 
 
 @dataclass(frozen=True)

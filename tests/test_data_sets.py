@@ -110,6 +110,8 @@ BENCHMARKS = {  # AgentFlow's own files
     "musique": ([{"query": "When?", "image": None, "answer": "March 29, 2018", "pid": 0}], ("When?", "March 29, 2018")),
     "bamboogle": ([{"idx": 0, "question": f"Who was it?{TAGGED}", "answer": ["james madison"], "gen_text_store": "",
         "pid": "0", "query": "Who was it?", "image": None}], ("Who was it?", "james madison")),
+    "hotpotqa": ([{"idx": 0, "question": f"What is he?{TAGGED}", "answer": ["Prussian"], "gen_text_store": "",
+        "pid": "0", "query": "What is he?", "image": None}], ("What is he?", "Prussian")),
     "aime24": ([{"idx": 0, "question": f"Find $m+n$.{TAGGED}", "answer": 33, "gen_text_store": "", "pid": "0"}],
         (f"Find $m+n$.\n\n{ANSWER_INSTRUCTION}", "33")),
     "amc23": ([{"pid": "0", "question": "How far?", "answer": 27, "image": None, "query": "How far?"}],

@@ -43,7 +43,7 @@ from gruppo.training.model import TINY
         ({"team__solver__prompts": "compcat"}, "team.prompts = 'compcat': no such file"),
         ({"tools__names": '["pyton"]'}, "no tool 'pyton': did you mean python?"),
         ({"tools__names": '["no_tools.py:search"]'}, "no_tools.py: no such file"),
-        ({"tools__corpus": "no_folder"}, "no_folder: no .txt or .md file to search in"),
+        ({"tools__corpus": "no_folder"}, "tools.corpus: no_folder: no such file"),
         ({"tools__corpus": "no_file.jsonl"}, "no_file.jsonl"),
         ({"rewards": "{exakt = 1.0}"}, "did you mean exact?"),
         ({"rewards": '{"no_reward.py:short" = 1.0}'}, "no_reward.py: no such file"),

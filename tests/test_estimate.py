@@ -31,8 +31,8 @@ from gruppo.training.learner import Learner
 from gruppo.training.model import ModelConfig, PolicyConfig
 from gruppo.training.update import Coefficients, Step, update
 
-full, tokens = sys.argv[1] == "full", int(sys.argv[2])
-learner = Learner(ModelConfig(threads=1), {"one": PolicyConfig(full=full)}, 0)
+full, again, tokens = sys.argv[1] == "full", sys.argv[2] == "again", int(sys.argv[3])
+learner = Learner(ModelConfig(threads=1, gradient_checkpointing=again), {"one": PolicyConfig(full=full)}, 0)
 learner.start_optimizers({"one": 1e-5})
 draw = random.Random(0)
 
@@ -53,12 +53,14 @@ def config_of(**overrides: str) -> RunConfig:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("again", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("full", [False, True], ids=["adapter", "full"])
-def test_the_memory_of_an_update_is_what_a_process_takes(full: bool) -> None:
+def test_the_memory_of_an_update_is_what_a_process_takes(full: bool, again: bool) -> None:
     tokens = 3072
-    command = [sys.executable, "-c", UPDATE, "full" if full else "adapter", str(tokens)]
+    how = ["full" if full else "adapter", "again" if again else "kept"]
+    command = [sys.executable, "-c", UPDATE, *how, str(tokens)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=110)
-    config = config_of(model__processes="1")
+    config = config_of(model__processes="1", model__gradient_checkpointing=str(again).lower())
     if full:
         only = {"planner": config.policies["planner"].model_copy(update={"full": True})}
         config = config.model_copy(update={"policies": only})

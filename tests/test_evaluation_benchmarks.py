@@ -133,10 +133,13 @@ def test_what_the_harness_failed_is_wrong_and_played_again_but_not_what_ran_out_
             raise EngineError("the server is down")
         return right(request)
 
-    path = tmp_path / "gpqa.jsonl"
-    found = run_benchmark("gpqa", TASKS, Player(down), path, SETTINGS)
+    path, twice = tmp_path / "gpqa.jsonl", Player(down)
+    found = run_benchmark("gpqa", TASKS, twice, path, SETTINGS)
     assert (found["correct"], found["infrastructure"], found["missing"]) == (6, 2, 0)
-    path.write_text(path.read_text().replace('"engine_failed"', '"timeout"', 1))
+    assert twice.asked == [[task.id for task in TASKS], ["q1", "q2"]], "those once more at the end"
+    lines = path.read_text().splitlines(keepends=True)
+    late = [line.replace('"engine_failed"', '"timeout"') if '"id": "q1"' in line else line for line in lines]
+    path.write_text("".join(late))
     player = Player()
     found = run_benchmark("gpqa", TASKS, player, path, SETTINGS)
     assert player.asked == [["q2"]] and (found["correct"], found["infrastructure"]) == (7, 1)

@@ -13,7 +13,8 @@ import pytest
 import torch
 from tool_runs import GRPO, SFT, SUMS, Played, Trainings, trainings
 
-from gruppo.run import RunConfig, assemble, demonstrate, make_tasks
+from gruppo.demonstrations import demonstrate
+from gruppo.run import RunConfig, assemble, make_tasks
 from gruppo.store import Run
 from gruppo.tool import RLTrainingTool, format_math_dataset
 from gruppo.tool.datasets import tokenizer_of

@@ -10,7 +10,7 @@ import fcntl
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -76,8 +76,8 @@ def run_benchmark(
     """Play the items that `path` does not have yet, and return the summary of all.
 
     `settings` is what else the results depend on (model, checkpoint, limits), in JSON-able data; the file begins with
-    it, and a file with others is refused. Items that the harness failed are played again; of an item's lines the last
-    counts. Killed at any moment, at most the items in the air are lost.
+    it, and a file with others is refused. Items that the harness failed are played once more at the end, and whenever
+    it is called again; of an item's lines the last counts. Killed at any moment, at most the items in the air are lost.
 
     Raises:
         ConfigError: an unknown benchmark.
@@ -89,8 +89,7 @@ def run_benchmark(
     with path.open("a+b") as file:
         _lock(file, path)
         records = _begin(file, path, header)
-        left = [task for task in tasks if records.get(task.id, {}).get("outcome") in (None, *AGAIN)]
-        for group in play(left) if left else ():
+        for group in _twice(play, tasks, records):
             for episode in group.episodes[:1]:
                 graded = scoring(group.task, episode)
                 # What the harness failed is wrong, whatever it left behind.
@@ -100,6 +99,13 @@ def run_benchmark(
                 _append(file, {"id": group.task.id, **record})
                 on_item(record)
     return summarise_items(name, tasks, records)
+
+
+def _twice(play: Play, tasks: Iterable[Task], records: Mapping[str, Record]) -> Iterator[Group]:
+    """The items without a record, and those that the harness failed; then again those."""
+    for _ in range(2):
+        if left := [task for task in tasks if records.get(task.id, {}).get("outcome") in (None, *AGAIN)]:
+            yield from play(left)
 
 
 def read_records(path: Path) -> tuple[Record, dict[str, Record]]:

@@ -16,7 +16,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
@@ -24,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from gruppo import child
 from gruppo.errors import ToolError
 from gruppo.tools.schema import check_arguments, coerced, cut, schema_of
 from gruppo.types import CallContext, ToolResult
@@ -179,27 +179,12 @@ class Worker:
         self.tool_name = tool_name
         self.busy = False
         self.is_ready = False
-        self.connection, theirs = socket.socketpair()
-        self.connection.setblocking(False)
         program = "from gruppo.tools.base import serve; serve()"
-        command = [sys.executable, "-P", "-c", program, str(theirs.fileno()), json.dumps(location)]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-        null = subprocess.DEVNULL
         try:
-            self.process = subprocess.Popen(
-                command,
-                env=environment,
-                pass_fds=[theirs.fileno()],
-                stdin=null,
-                stdout=null,
-                stderr=null,
-                start_new_session=True,
-            )
+            self.process, self.connection = child.start(program, json.dumps(location))
         except OSError as error:
-            self.connection.close()
             raise ToolError(f"the process of tool {tool_name!r} can't be started: {error}") from error
-        finally:
-            theirs.close()
+        self.connection.setblocking(False)
 
     async def call(self, arguments: Mapping[str, Any], seconds: float, max_output: int) -> ToolResult:
         """The function's result, or what became of the process. Raises ToolError if it did not come up."""
@@ -254,10 +239,7 @@ class Worker:
 
     def close(self) -> str:
         """Kill the process and its children; says how it ended. A process that had ended keeps its own status."""
-        self.connection.close()
-        if self.process.returncode is None:
-            os.killpg(self.process.pid, signal.SIGKILL)  # not yet waited for, so the group's number is still its own
-        status = self.process.wait()
+        status = child.end(self.process, self.connection)
         return f"exit status {status}" if status >= 0 else signal_name(-status)
 
 

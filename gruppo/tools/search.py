@@ -47,13 +47,15 @@ class BM25Index:
         building = f"{path}.building-{os.getpid()}" if path else ":memory:"
         try:
             self._database = sqlite3.connect(building)
+            if not path:
+                self._database.execute("PRAGMA temp_store = MEMORY")  # sorting, too: no disk is needed that may be full
             build(self._database, passages)
             if path:
                 self._database.close()
                 os.replace(building, path)
                 self._database = mapped(path)
         except (OSError, sqlite3.OperationalError) as error:
-            raise DataError(f"{path}: the index can't be written: {error}") from error
+            raise DataError(f"{path or 'in memory'}: the index can't be written: {error}") from error
         finally:
             if path:
                 Path(building).unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import logging
 import warnings
@@ -29,6 +30,7 @@ from gruppo.tree_attention import attending
 from gruppo.weights import resolve
 
 TINY = Path(__file__).parents[1] / "models" / "tiny"
+M_MMAP_THRESHOLD = -3  # of mallopt(3): pieces from that size on are the system's, not the heap's
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -110,6 +112,7 @@ def load_base(config: ModelConfig) -> tuple[PreTrainedTokenizerBase, Any]:
         raise ConfigError(f"model.base = {config.base!r}: its tokenizer has no chat template; take an instruct model")
     if config.gradient_checkpointing:
         recompute_layers(model)
+        give_memory_back()
     return tokenizer, model.eval()
 
 
@@ -189,6 +192,20 @@ def recompute_layers(model: Any) -> None:
         )
     for layer in layers:
         layer.forward = partial(_recomputed, layer.forward, model.config)
+
+
+def give_memory_back() -> None:
+    """Have the C library hand what a tensor took back to the system once it is freed, as it does when a process starts.
+
+    glibc does so for ever larger pieces only, up to 32 MiB; smaller ones, freed between those that are kept, then stay
+    in its heap: with recomputed layers that was 2.7 (of 4 layers) to 3.5 (of 8) times what is in use. Other C
+    libraries are left as they are.
+    """
+    try:
+        set_option = ctypes.CDLL(None).mallopt
+    except AttributeError:
+        return
+    set_option(M_MMAP_THRESHOLD, 2**17)  # glibc's own first value; setting it keeps it
 
 
 def _recomputed(forward: Any, config: Any, *args: Any, **kwargs: Any) -> Any:

@@ -13,13 +13,13 @@ import os
 import resource
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
 from importlib.util import find_spec
 from typing import Any
 
+from gruppo import child
 from gruppo.errors import GruppoError
 
 CPU_SECONDS = 2.0  # of one pair: an answer that takes longer hangs
@@ -38,25 +38,10 @@ class Worker:
     """One process that compares one pair at a time, by JSON lines."""
 
     def __init__(self) -> None:
-        self.connection, theirs = socket.socketpair()
-        program = "from gruppo.rewards.maths.worker import serve; serve()"
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-        null = subprocess.DEVNULL
         try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-c", program, str(theirs.fileno())],
-                env=environment,
-                pass_fds=[theirs.fileno()],
-                stdin=null,
-                stdout=null,
-                stderr=null,
-                start_new_session=True,
-            )
+            self.process, self.connection = child.start("from gruppo.rewards.maths.worker import serve; serve()")
         except OSError as error:
-            self.connection.close()
             raise MathWorkerError(f"the process of math-verify can't be started: {error}") from error
-        finally:
-            theirs.close()
         self.is_ready = False
         self._received = bytearray()
 
@@ -103,10 +88,7 @@ class Worker:
         return str(json.loads(line))
 
     def close(self) -> None:
-        self.connection.close()
-        if self.process.returncode is None:
-            os.killpg(self.process.pid, signal.SIGKILL)  # not yet waited for, so the group's number is still its own
-            self.process.wait()
+        child.end(self.process, self.connection)
 
 
 class Pool:
