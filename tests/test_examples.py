@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 README = (ROOT / "README.md").read_text()
 PAGES = ("README.md", "CONTRIBUTING.md", "docs/design.md", "docs/algorithms.md", "docs/world.md", "docs/results.md")
-PAGES += ("docs/data.md", "docs/evaluation.md", "docs/tuning.md", "docs/monitoring.md")
+PAGES += ("docs/search.md", "docs/data.md", "docs/evaluation.md", "docs/tuning.md", "docs/monitoring.md")
 PARTS = ("my_tasks.jsonl", "my_tool.py", "my_reward.py", "my_team.py")
 
 
