@@ -187,8 +187,8 @@ _STATE: pydantic.TypeAdapter[State] = pydantic.TypeAdapter(State)
 
 def to_json(value: Checkpoint | Meta | State) -> str:
     """The value as JSON text; half a surrogate pair, which no file can hold, becomes "?"."""
-    adapter: pydantic.TypeAdapter[Any] = {Checkpoint: _CHECKPOINT, Meta: _META, State: _STATE}[type(value)]
-    text = json.dumps(adapter.dump_python(value, mode="json"), ensure_ascii=False)
+    adapters: dict[type, pydantic.TypeAdapter[Any]] = {Checkpoint: _CHECKPOINT, Meta: _META, State: _STATE}
+    text = json.dumps(adapters[type(value)].dump_python(value, mode="json"), ensure_ascii=False)
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
