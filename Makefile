@@ -13,7 +13,7 @@ quickstart: $(VENV)/installed ## the main job: a team learns, the report proves 
 test: $(VENV)/complete ## ruff and the fast tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-all: $(VENV)/complete ## all tests, the slow ones too
 	$(BIN)/python -m pytest -n 2 -m "slow or not slow" --hypothesis-profile searching

@@ -328,6 +328,7 @@ def is_playing(step: str) -> bool:
     return results is not None and step in results.steps
 
 
+@pytest.mark.slow  # a process for each step
 def test_killed_in_every_step_it_ends_as_one_that_was_not(out: Path) -> None:
     moments, words = random.Random(2), ["pipeline", "run", "recipe.toml", "--out", "killed", f"--{THRESHOLD}=0"]
     kills = 0
