@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -22,7 +22,7 @@ DEFAULT = "ask"
 class Asking(TyperGroup):
     """A group with a command that needs no name: `search "question"` is `search ask "question"`."""
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # Any: the context is typer's own, or click's
         """Put the name where it is left out."""
         if args and args[0] not in self.commands and args[0] != "--help":
             args = [DEFAULT, *args]

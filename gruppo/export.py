@@ -52,7 +52,7 @@ def _export_policy(model: ModelConfig, source: Path, form: Form, target: Path) -
         merged.merge_and_unload().to(DTYPES[model.dtype]).save_pretrained(target)
     else:
         shutil.copytree(source, target)
-        config = PeftConfig.from_pretrained(target)
+        config = PeftConfig.from_pretrained(str(target))
         with base_of(model) as base_name:  # what PEFT will look for: a folder, or a name on the hub
             config.base_model_name_or_path = base_name
         config.save_pretrained(target)

@@ -374,7 +374,7 @@ class _StopStrings:
         # A token holds at least one byte, so a string of n bytes spans n tokens; one more may hide a leading space.
         self.window = 1 + max((len(string.encode()) for strings in stop for string in strings), default=0)
 
-    def reached(self, ids: Sequence[Sequence[int]], row_B: Tensor) -> Tensor:
+    def reached(self, ids: Sequence[list[int]], row_B: Tensor) -> Tensor:
         """A bool per row of `row_B`, after its newest id."""
         if not self.some:
             return torch.zeros_like(row_B, dtype=torch.bool)

@@ -70,7 +70,9 @@ def components_of(kind: str, own: RewardParameters) -> list[ComponentParameters]
         if not any(_takes(one, name) for one in kinds):
             raise ConfigError(f"{name} = {given[name]!r}: reward_type {kind!r} does not use it; leave it out")
     return [
-        ComponentParameters(type=one, **{name: value for name, value in given.items() if _takes(one, name)})
+        ComponentParameters.model_validate(
+            {"type": one} | {name: value for name, value in given.items() if _takes(one, name)}
+        )
         for one in kinds
     ]
 

@@ -70,7 +70,7 @@ def read(entry: str, given: Mapping[str, Any]) -> Config:
     for name in given.keys() - {"action", "algorithm"}:
         if name not in kind.model_fields and entry not in OBJECTS.get(name, ()):
             raise ConfigError(unknown(entry, name, given[name]))
-    values = {name: value for name, value in (UNLESS_GIVEN.get(entry, {}) | named).items() if value is not None}
+    values = {name: value for name, value in {**UNLESS_GIVEN.get(entry, {}), **named}.items() if value is not None}
     return build(kind, values)
 
 
