@@ -22,7 +22,11 @@ def start(program: str, *arguments: str) -> tuple[subprocess.Popen[bytes], socke
     try:
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", program, str(theirs.fileno()), *arguments],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+                "PYTHONHASHSEED": "0",  # what sympy finds, and whether it ends, depends on the order of its sets
+            },
             pass_fds=[theirs.fileno()],
             stdin=null,
             stdout=null,

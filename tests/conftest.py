@@ -16,5 +16,5 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch is not imported yet, see 
 
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("searching", patient, max_examples=200)
-settings.register_profile("repeatable", patient, max_examples=30, derandomize=True)
+settings.register_profile("repeatable", patient, max_examples=20, derandomize=True)
 settings.load_profile("repeatable")
