@@ -155,3 +155,30 @@ def test_a_file_that_is_no_json_is_said_to_be_none(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="config.json: ") as refusal:
             read_recipe(tmp_path / "config.json", {})
         assert expected in str(refusal.value)
+
+
+def test_the_chapters_file_runs_as_it_is(gruppo: Command, tmp_path: Path) -> None:
+    rows = [
+        {"question": f"{n} plus {n}?", "answer": f"{n}+{n}=<<{n}+{n}={2 * n}>>{2 * n}\n#### {2 * n}"} for n in range(4)
+    ]
+    for split in ("train", "test"):
+        file = tmp_path / "data" / "gsm8k" / f"{split}.jsonl"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("\n".join(map(json.dumps, rows)))
+    chapter(
+        tmp_path,
+        model={"base_model": "tiny"},
+        data={"max_samples": 4},
+        monitoring={},
+        eval={"max_samples": 2, "sft_accuracy_threshold": 0.0},
+    )
+    words = ["--model.threads=1", "--roles.agent.max_tokens=8", "--sft.steps=2", "--train.steps=1"]
+    assert gruppo("pipeline", "run", "config.json", "--out", "out", *words).code == 0
+    assert (tmp_path / "out" / "models" / "grpo_model" / "agent" / "adapter_model.safetensors").exists()
+
+
+def test_held_out_tasks_of_sft_count_in_sft_alone() -> None:
+    plain, held_out = (Recipe.model_validate({"sft": {"eval_every": every}}) for every in (0, 2))
+    assert "validation" not in read_tasks(plain)
+    found = inputs_of(held_out, read_tasks(held_out))
+    assert "validation tasks" in found["sft"] and "validation tasks" not in found["grpo"]

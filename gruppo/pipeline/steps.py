@@ -92,7 +92,7 @@ def paths_of(recipe: Recipe) -> dict[str, dict[str, str]]:
 
 def read_tasks(recipe: Recipe) -> dict[str, TaskSet]:
     """The task sets that the pipeline uses, by split. Raises DataError and ConfigError as `make_tasks`."""
-    used = {"train": True, "validation": recipe.train.eval_every, "test": True}
+    used = {"train": True, "validation": recipe.train.eval_every or recipe.sft.eval_every, "test": True}
     return {split: make_tasks(recipe, split) for split, is_used in used.items() if is_used}
 
 
@@ -105,14 +105,14 @@ def inputs_of(recipe: Recipe, tasks: Mapping[str, TaskSet]) -> dict[str, dict[st
     scores = {key: keys[key] for key in _under(keys, SCORES)}
     tables = {name: {key: keys[key] for key in _under(keys, (name,))} for name in ("eval", "sft")}
     rl = {key: keys[key] for key in _under(keys, ("train", "algorithm", "credit", "alarms"))} | learnt | scores
-    if "validation" in tasks:
+    if recipe.train.eval_every:
         rl |= sets["validation"] | {"eval.attempts": recipe.eval.attempts}
     limits = {key: keys[key] for key in _under(keys, ("pipeline.limits",))}
     saved = {key: keys[key] for key in ("pipeline.save", "pipeline.sft_output", "pipeline.grpo_output")}
     own: dict[str, dict[str, Any]] = {
         "prepare": limits | {name: value for one in sets.values() for name, value in one.items()},
         "base": players | scores | tables["eval"] | sets["test"],
-        "sft": players | tables["sft"] | sets["train"],
+        "sft": players | tables["sft"] | sets["train"] | (sets["validation"] if recipe.sft.eval_every else {}),
         "sft-eval": {},
         "grpo": rl,
         "grpo-eval": {},
