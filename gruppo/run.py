@@ -19,8 +19,10 @@ from gruppo.config import Config, load_object, suggest
 from gruppo.data.base import TaskSet
 from gruppo.data.gym import gym_score
 from gruppo.data.gym_process import require_gym
+from gruppo.data.round_splits import round_tasks
+from gruppo.data.rounds import RoundsConfig
 from gruppo.data.selection import GYM, Place, mixture, tasks_of
-from gruppo.data.world import build_world, world_tasks
+from gruppo.data.world import build_world, with_labels, world_tasks
 from gruppo.engines.decoding import Memory
 from gruppo.engines.drafts import Drafts
 from gruppo.engines.local import LocalEngine
@@ -58,7 +60,8 @@ class TasksConfig(Config):
     """Where tasks come from."""
 
     train: str = "world"
-    """"world" (embedded), a task file or folder, a known data set ("gsm8k:train[:1000]"), "gym:NAME", or "mix"."""
+    """"world" (embedded), a task file or folder, a known data set ("gsm8k:train[:1000]"), "gym:NAME", "mix", or
+    "rounds": the states of deep searches."""
     validation: str = "world"
     """For evaluations during training: as train."""
     test: str = "world"
@@ -73,6 +76,7 @@ class TasksConfig(Config):
     """What "mix" is made of: data set, generator or file -> weight."""
     gym: dict[str, dict[str, Any]] = {}
     """Generator of reasoning-gym -> its own settings."""
+    rounds: RoundsConfig = RoundsConfig()
     families: list[str] = Field(
         ["compute", "lookup", "compute-lookup", "lookup-compute", "lookup-lookup"], min_length=1
     )
@@ -93,6 +97,8 @@ class TasksConfig(Config):
             raise ValueError('tasks.mix: nothing takes it; set tasks.train = "mix"')
         if "mix" in used and not self.mix:
             raise ValueError('"mix" is made of [tasks.mix], which is empty: name data sets and weights there')
+        if self.rounds != RoundsConfig() and "rounds" not in used:
+            raise ValueError('tasks.rounds: nothing takes it; set tasks.train = "rounds"')
         if idle := self.gym.keys() - {text.removeprefix(GYM) for text in (*used, *self.mix)}:
             raise ValueError(f'tasks.gym.{min(idle)}: no tasks are taken from it; set tasks.train = "gym:{min(idle)}"')
         return self
@@ -102,7 +108,8 @@ class TeamConfig(Config):
     """Which program plays, and its limits."""
 
     program: str = "solver"
-    """"solver", "solo", "search", or your own class: "file.py:Name"."""
+    """"solver", "solo", "search", "search_from_state" (where its executor learns), or your own class:
+    "file.py:Name"."""
     solver: SolverConfig = SolverConfig()
     solo: SoloConfig = SoloConfig()
     search: SearchConfig = SearchConfig()
@@ -257,8 +264,8 @@ def check(config: RunConfig) -> None:
 def make_team(config: TeamConfig) -> Team:
     """The team's program."""
     if config.program in TEAMS:
-        own = {"solver": config.solver, "solo": config.solo, "search": config.search}
-        return TEAMS[config.program](own[config.program])
+        own = {"solver": config.solver, "solo": config.solo}
+        return TEAMS[config.program](own.get(config.program, config.search))
     if ":" not in config.program:
         raise ConfigError(f"team.program = {config.program!r}: no such team{suggest(config.program, TEAMS)}")
     with boundary(ConfigError, f"team.program = {config.program!r}"):
@@ -277,7 +284,14 @@ def find_rewards(
     weights = config.rewards or {"exact": 1.0}
     if "gym" in {*weights, *config.reward.by_source.values()}:
         require_gym()
-    return make_rewards(weights, {**BUILT_IN, **rewards}, config.reward, config.judge, partial(judging, config))
+    return make_rewards(
+        weights,
+        {**BUILT_IN, **rewards},
+        config.reward,
+        config.judge,
+        partial(judging, config),
+        config.team.search.replay,
+    )
 
 
 def find_judge(config: RunConfig) -> Judge:
@@ -345,8 +359,12 @@ def make_tasks(config: RunConfig, split: str) -> TaskSet:
     tasks = config.tasks
     source = {"train": tasks.train, "validation": tasks.validation, "test": tasks.test}[split]
     count = {"train": tasks.num_train, "validation": tasks.num_validation, "test": tasks.num_test}[split]
+    if source == "rounds":
+        return round_tasks(tasks.rounds, split, count)
     if source == "world":
-        return world_tasks(build_world(tasks.world_seed), split, count, tasks.families)
+        world = build_world(tasks.world_seed)
+        drawn = world_tasks(world, split, count, tasks.families)
+        return with_labels(drawn, world) if config.team.program == "search" else drawn
     place = Place(Path(tasks.folder), tasks.download, tasks.columns, tasks.gym, config.seed)
     if source == "mix":
         return mixture(tasks.mix, place, split, count)

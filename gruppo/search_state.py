@@ -7,7 +7,8 @@ where they are kept `data/search_files.py`'s. Nothing here is changed in place.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -157,6 +158,15 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
+class Continuation:
+    """What was played from a state on: its SEARCH round, and, where it is replayed to the end of the run, the rounds
+    after it with the answer."""
+
+    rounds: tuple[Round, ...]
+    answer: str | None = None
+
+
+@dataclass(frozen=True)
 class RoundEntry:
     """A round as the list of a run names it."""
 
@@ -168,26 +178,38 @@ class RoundEntry:
 
 @dataclass(frozen=True)
 class Meta:
-    """A run: the question, its rounds, and how it ended; the outcome is empty while it is played."""
+    """A run: the question, its rounds, and how it ended; the outcome is empty while it is played.
+
+    `result` and `labels` are what the task knows: the gold answer, and the true label of each document that has one.
+    """
 
     question: str
-    run: int
+    run: int = 0
     rounds: tuple[RoundEntry, ...] = ()
     outcome: str = ""
     answer: str | None = None
     error: str = ""
     task: str = ""
+    result: str = ""
+    labels: Mapping[str, Label] = field(default_factory=dict)
     schema: Literal["gruppo.search/1"] = "gruppo.search/1"
 
 
 _CHECKPOINT: pydantic.TypeAdapter[Checkpoint] = pydantic.TypeAdapter(Checkpoint)
 _META: pydantic.TypeAdapter[Meta] = pydantic.TypeAdapter(Meta)
 _STATE: pydantic.TypeAdapter[State] = pydantic.TypeAdapter(State)
+_CONTINUATION: pydantic.TypeAdapter[Continuation] = pydantic.TypeAdapter(Continuation)
+_WITH_SCHEMA = (_CHECKPOINT, _META)
 
 
-def to_json(value: Checkpoint | Meta | State) -> str:
+def to_json(value: Checkpoint | Meta | State | Continuation) -> str:
     """The value as JSON text; half a surrogate pair, which no file can hold, becomes "?"."""
-    adapters: dict[type, pydantic.TypeAdapter[Any]] = {Checkpoint: _CHECKPOINT, Meta: _META, State: _STATE}
+    adapters: dict[type, pydantic.TypeAdapter[Any]] = {
+        Checkpoint: _CHECKPOINT,
+        Meta: _META,
+        State: _STATE,
+        Continuation: _CONTINUATION,
+    }
     text = json.dumps(adapters[type(value)].dump_python(value, mode="json"), ensure_ascii=False)
     return text.encode("utf-8", "replace").decode("utf-8")
 
@@ -207,10 +229,15 @@ def state_of(text: str | bytes) -> State:
     return _read(_STATE, text)
 
 
+def continuation_of(text: str | bytes) -> Continuation:
+    """What was played from a state on. Raises ValueError in one line for anything else."""
+    return _read(_CONTINUATION, text)
+
+
 def _read(adapter: pydantic.TypeAdapter[Any], text: str | bytes) -> Any:
     try:
         value = json.loads(text)
-        if isinstance(value, dict) and adapter is not _STATE and value.get("schema") != SCHEMA:
+        if isinstance(value, dict) and adapter in _WITH_SCHEMA and value.get("schema") != SCHEMA:
             raise ValueError(f"schema {value.get('schema')!r}, expected {SCHEMA!r}")
         return adapter.validate_json(text, strict=True)
     except pydantic.ValidationError as error:

@@ -146,10 +146,7 @@ def world_index(split: str, world_seed: int) -> BM25Index:
     if split and split not in SPLITS:
         raise ConfigError(f"tools.corpus = 'world:{split}': no such split{suggest(split, SPLITS)}")
     names = {name for (_, part), names in world.entities.items() for name in names if part == split or not split}
-    told = [pair for article in world.articles for pair in zip(article.subjects, article.sentences, strict=True)]
-    return BM25Index(
-        Passage(str(number), subject, sentence) for number, (subject, sentence) in enumerate(told) if subject in names
-    )
+    return BM25Index(Passage(id, subject, text) for id, subject, text in world.passages if subject in names)
 
 
 def close_tools(tools: Iterable[Tool]) -> None:

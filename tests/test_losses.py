@@ -107,6 +107,19 @@ def test_kl_estimates_and_their_gradients(name) -> None:
     same(padded(new_N.grad), GOLDEN["kl.grad"][name.replace("+", "plus")])
 
 
+def test_the_squared_estimate_is_k2_twice_in_value_and_gradient() -> None:
+
+    new_N = NEW.clone().requires_grad_()
+    values_N = KLS["squared"](new_N, REFERENCE, OLD)
+    values_N.sum().backward()
+    same(padded(values_N.detach()) / 2, GOLDEN["kl.k2"]["token"])
+    same(padded(new_N.grad) / 2, GOLDEN["kl.grad"]["k2"])
+
+    twice, _ = objective(NEW, TOKENS, ObjectiveSettings(kl_estimator="k2", kl_coefficient=0.04))
+    once, _ = objective(NEW, TOKENS, ObjectiveSettings(kl_estimator="squared", kl_coefficient=0.02))
+    same(once.mean(), twice.mean())
+
+
 @pytest.mark.parametrize(("name", "case"), [("k3", "plain"), ("k3_ratio", "bias_corrected")])
 def test_kl_is_added_to_the_loss(name, case) -> None:
     chosen = ObjectiveSettings(kl_estimator=name, kl_coefficient=0.04)

@@ -263,7 +263,7 @@ def test_how_answers_are_compared_is_chosen() -> None:
         ({"exact": 1.0}, {"step_bonus": {"most": 1.0}}, "reward.step_bonus: no function"),
         ({"exact": 1.0}, {"by_source": {"a": "exact"}}, "reward.by_source: no function"),
         ({"by_source": 1.0}, {}, "reward.by_source is empty"),
-        ({"by_source": 1.0}, {"by_source": {"a": "agent"}}, '"agent" is four functions'),
+        ({"by_source": 1.0}, {"by_source": {"a": "agent"}}, '"agent" is several functions'),
         ({"by_source": 1.0}, {"by_source": {"a": "by_source"}}, '"by_source" can\'t be its own'),
         ({"by_source": 1.0}, {"by_source": {"a": "exakt"}}, "rewards.exakt: no such reward"),
         ({"exact": 1.0}, {"grading": "answers"}, "reward.grading = 'answers'"),

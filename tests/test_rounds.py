@@ -13,12 +13,12 @@ from gruppo.config import load
 from gruppo.data.round_splits import Names, split_rounds, texts_of, without_leaks, words_of
 from gruppo.data.rounds import Reading, RoundsConfig, RoundState, documents_of, plain, read_rounds, round_state_of
 from gruppo.data.search_files import RunFiles
-from gruppo.data.world import World, build_world, world_tasks
+from gruppo.data.world import World, build_world, with_labels, world_tasks
 from gruppo.data.world.encyclopedia import SPLITS
 from gruppo.engines.scripted import ScriptedEngine
 from gruppo.errors import ConfigError, DataError
 from gruppo.rollout import Rollout, RolloutConfig
-from gruppo.search_state import Entity, Fact, Label, Round, State, Strategy, Verdict
+from gruppo.search_state import Entity, Fact, Label, Meta, Round, State, Strategy, Verdict
 from gruppo.teams.base import Role
 from gruppo.teams.search import Search, SearchConfig
 from gruppo.teams.search.seats import prompt_fields
@@ -36,7 +36,7 @@ def search(folder: Path, split: str, count: int, corpus: str | None = None, runs
     team = Search(SearchConfig(checkpoints=str(folder), checker="truth"))
     tools = {tool.name: tool for tool in document_tools(world_index(split if corpus is None else corpus, 0))}
     rollout = Rollout(team, {}, {}, tools, {}, RolloutConfig())
-    rollout.collect(world_tasks(WORLD, split, count, CHAINS), runs, 0, "search")
+    rollout.collect(with_labels(world_tasks(WORLD, split, count, CHAINS), WORLD), runs, 0, "search")
     return rollout
 
 
@@ -54,7 +54,7 @@ def copied(folders: Path, tmp_path: Path) -> Path:
 
 
 def kept_run(root: Path, question: str, rounds: list[tuple[Round, State]]) -> Path:
-    files = RunFiles.create(root, question, "task")
+    files = RunFiles.create(root, Meta(question, task="task"))
     for played, state in rounds:
         files.write(played, state)
     files.end("completed", "x")
@@ -99,7 +99,7 @@ def test_a_state_gives_the_very_prompt_that_the_executor_had(tmp_path: Path) -> 
     tools = {tool.name: tool for tool in document_tools(world_index("train", 0))}
     engines = {"script": ScriptedEngine(reply)}
     rollout = Rollout(team, {"executor": role}, engines, tools, {}, RolloutConfig())
-    rollout.collect(world_tasks(WORLD, "train", 3, CHAINS), 1, 0, "search")
+    rollout.collect(with_labels(world_tasks(WORLD, "train", 3, CHAINS), WORLD), 1, 0, "search")
     states = read_rounds(tmp_path, EVERYTHING).states
     rebuilt = [
         role.prompt.messages(prompt_fields(state.state, state.number, 6, state.sub_goal))[-1]["content"]
@@ -199,7 +199,7 @@ def test_rounds_that_do_not_follow_on_one_another_are_told(tmp_path: Path) -> No
 
 
 def test_a_killed_run_gives_the_rounds_up_to_then(tmp_path: Path) -> None:
-    files = RunFiles.create(tmp_path, "q")
+    files = RunFiles.create(tmp_path, Meta("q"))
     files.write(Round(0), State("q"))
     files.write(Round(1, Strategy.SEARCH, "goal", ("x", "y")), State("q"))
     (files.folder / ".round_002.json.writing").write_text('{"schema"')

@@ -10,7 +10,7 @@ import pytest
 
 from gruppo.config import load
 from gruppo.data.search_files import folder_name, run_folders
-from gruppo.data.world import build_world, world_tasks
+from gruppo.data.world import build_world, with_labels, world_tasks
 from gruppo.engines.scripted import ScriptedEngine, by_role
 from gruppo.errors import ConfigError, EngineError, StoreError, TeamError
 from gruppo.rewards import REWARDS
@@ -79,7 +79,7 @@ def play(
 
 @pytest.mark.parametrize("checker", ["words", "truth"])
 def test_rules_answer_the_questions_of_the_world(checker: str) -> None:
-    tasks = world_tasks(WORLD, "validation", 12, CHAINS)
+    tasks = with_labels(world_tasks(WORLD, "validation", 12, CHAINS), WORLD)
     index = world_index("validation", 0)
     episodes = collect(SearchConfig(checker=checker), tasks, index)
     assert [episode.reward for episode in episodes] == [1.0] * len(episodes)
@@ -232,21 +232,32 @@ def test_a_wrong_checker_errs_at_its_rate_and_always_alike() -> None:
 
 
 def test_the_team_plays_on_under_a_wrong_checker() -> None:
-    tasks = world_tasks(WORLD, "validation", 24, CHAINS)
+    tasks = with_labels(world_tasks(WORLD, "validation", 24, CHAINS), WORLD)
     episodes = collect(SearchConfig(checker="truth", wrong_labels=0.1), tasks, world_index("validation", 0))
     right = [episode.reward for episode in episodes]
     assert 0.4 < sum(right) / len(right) < 1.0 and {episode.outcome for episode in episodes} == {Outcome.completed}
 
 
-def test_the_truth_is_in_the_plan_or_in_the_task() -> None:
-    step = {"tool": "wikipedia", "sub_goal": "mayor of Vael", "command": "", "result": PASSAGES[0].text}
+def test_the_truth_is_in_the_task() -> None:
     found = [Document(each.id, each.title, each.text, Label.UNCHECKED, "", 1) for each in PASSAGES]
-    labels = [verdict.label for verdict in truth.check(Task("t", "q", "r", extra_info={"plan": [step]}), found)]
-    assert labels == ["IMPORTANT", "IRRELEVANT", "IRRELEVANT", "RELEVANT"]
-    given = Task("t", "q", "r", extra_info={"documents": {"c": "IMPORTANT"}})
-    assert [verdict.label for verdict in truth.check(given, found)][2] == "IMPORTANT"
+    given = Task("t", "q", "r", extra_info={"documents": {"c": "IMPORTANT", "a": "RELEVANT"}})
+    labels = [verdict.label for verdict in truth.check(given, found)]
+    assert labels == ["RELEVANT", "IRRELEVANT", "IMPORTANT", "IRRELEVANT"]
     with pytest.raises(TeamError, match="no document's label is known"):
         truth.check(Task("t", "q", "r"), found)
+    with pytest.raises(TeamError, match="no label 'GREAT'"):
+        truth.check(Task("t", "q", "r", extra_info={"documents": {"c": "GREAT"}}), found)
+
+
+def test_tasks_of_the_world_know_the_sentences_of_their_plans() -> None:
+    texts = {id: text for id, _, text in WORLD.passages}
+    for task in with_labels(world_tasks(WORLD, "validation", 12, CHAINS), WORLD):
+        labels = task.extra_info["documents"]
+        found = [texts[id] for id, label in labels.items() if label == "IMPORTANT"]
+        assert sorted(found) == sorted({step["result"] for step in task.extra_info["plan"]})
+        subjects = [step["sub_goal"].partition(" of ")[2] for step in task.extra_info["plan"]]
+        others = [texts[id] for id, label in labels.items() if label == "RELEVANT"]
+        assert others and all(any(subject.lower() in text.lower() for subject in subjects) for text in others)
 
 
 # ---- replies --------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ Every estimator maps (new_N, reference_N, old_N), log-probs of N tokens, to valu
     name      value            gradient    use
     k1        d                1           in the reward; as a loss its expected gradient is 0
     k2        d² / 2           d           as a loss: the gradient of the KL on-policy
+    squared   d²               2 d         k2 twice: as a loss, k2 with twice the coefficient
     k3        exp(-d) + d - 1  1 - exp(-d) never negative: the one to watch; as a loss right in sign, biased in size
     k3+       as k3            as k2       k3 to watch, k2 to follow
     abs       |d|              sign d
@@ -41,6 +42,11 @@ def k2(new_N: Tensor, reference_N: Tensor, old_N: Tensor) -> Tensor:
     return bounded(log_ratio(new_N, reference_N).square() / 2)
 
 
+def squared(new_N: Tensor, reference_N: Tensor, old_N: Tensor) -> Tensor:
+    """(reference - new)²: k2 without its half."""
+    return bounded(log_ratio(new_N, reference_N).square())
+
+
 def k3(new_N: Tensor, reference_N: Tensor, old_N: Tensor) -> Tensor:
     """exp(-d) + d - 1."""
     delta_N = log_ratio(new_N, reference_N)
@@ -68,6 +74,7 @@ def k3_ratio(new_N: Tensor, reference_N: Tensor, old_N: Tensor) -> Tensor:
 KLS: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "k1": k1,
     "k2": k2,
+    "squared": squared,
     "k3": k3,
     "k3+": k3_plus,
     "abs": absolute,

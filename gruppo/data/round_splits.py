@@ -13,7 +13,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from gruppo.data.rounds import Reading, RoundsConfig, RoundState, Seen, documents_of, plain
+from gruppo.data.base import TaskSet
+from gruppo.data.rounds import Reading, RoundsConfig, RoundState, Seen, documents_of, plain, read_rounds
+from gruppo.errors import DataError
 
 _LETTER = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3\uf900-\ufaff\U00020000-\U0003ffff"  # of a script without blanks
 _WORD = re.compile(f"[{_LETTER}]|[^\\W_{_LETTER}]+")  # such a letter is a word, so names are found inside its runs
@@ -32,6 +34,34 @@ class RoundSplit:
         """The report, for people."""
         lost = [f"left out of training: {count} that show {reason}" for reason, count in self.left_out.items()]
         return "\n".join([f"{len(self.training)} states to train on, {len(self.evaluation)} to evaluate on", *lost])
+
+
+def given_rounds(config: RoundsConfig) -> RoundSplit:
+    """The split that a config describes. Raises DataError if a folder is not there, or leaves nothing to train on."""
+    if not config.folder:
+        raise DataError(
+            "tasks.rounds.folder is empty: name the checkpoints folder of searches, as gruppo search writes"
+        )
+    reading = read_rounds(config.folder, config)
+    if not config.evaluation_folder:
+        split = split_rounds(reading, config)
+    else:
+        held_out = read_rounds(config.evaluation_folder, config)
+        split = without_leaks(reading.states, held_out.states, list(held_out.seen.values()))
+    if not split.training:
+        raise DataError(
+            f"{config.folder}: no state to train on. {'; '.join([*reading.text().splitlines(), split.text()])}"
+        )
+    return split
+
+
+def round_tasks(config: RoundsConfig, split: str, count: int | None = None) -> TaskSet:
+    """The states of a side as tasks, at most `count`: those of "train", or of the evaluation."""
+    given = given_rounds(config)
+    states = given.training if split == "train" else given.evaluation
+    if not states:
+        raise DataError(f"{config.folder}: no state to evaluate on; raise tasks.rounds.evaluation_share")
+    return TaskSet([state.to_task() for state in states][:count], f"rounds {config.folder}:{split}")
 
 
 def split_rounds(reading: Reading, config: RoundsConfig) -> RoundSplit:
@@ -56,7 +86,7 @@ def without_leaks(training: Iterable[RoundState], evaluation: Sequence[RoundStat
             left_out["a question of the evaluation"] += 1
         elif any(map(entities.are_in, shown)):
             left_out["an entity of the evaluation"] += 1
-        elif (documents_of(state.state) | state.verdicts.keys()) & documents:
+        elif (documents_of(state.state) | state.verdicts.keys() | state.labels.keys()) & documents:
             left_out["a document labelled in the evaluation"] += 1
         else:
             clean.append(state)

@@ -39,6 +39,10 @@ class RoundsConfig(Config):
     """The share of questions that are kept for evaluation."""
     seed: int = 0
     """Of the draw of rounds and of the split."""
+    folder: str = ""
+    """The searches that tasks are made of where tasks.train or tasks.test is "rounds": the checkpoints folder."""
+    evaluation_folder: str = ""
+    """Searches of other questions, all kept for evaluation; empty: `evaluation_share` of those in `folder` is."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,9 @@ class RoundState:
     state: State
     clues: tuple[str, ...]
     verdicts: Mapping[str, str] = field(default_factory=dict)  # document -> label, as the round gave them
+    labels: Mapping[str, str] = field(default_factory=dict)  # document -> true label, where the task knows
     task: str = ""
+    result: str = ""
 
     @property
     def id(self) -> str:
@@ -72,9 +78,11 @@ class RoundState:
             "round": self.number,
             "clues": list(self.clues),
             "verdicts": dict(self.verdicts),
+            "documents": dict(self.labels),
             "task": self.task,
+            "family": f"round {self.number}",
         }
-        return Task(self.id, self.question, "", source="search rounds", extra_info=info)
+        return Task(self.id, self.question, self.result, source="search rounds", extra_info=info)
 
 
 def round_state_of(task: Task) -> RoundState:
@@ -90,7 +98,9 @@ def round_state_of(task: Task) -> RoundState:
             state=state,
             clues=tuple(info["clues"]),
             verdicts=dict(info["verdicts"]),
+            labels=dict(info["documents"]),
             task=info["task"],
+            result=task.result,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"task {task.id[:200]!r} is no state of a search: {error}") from None
@@ -226,7 +236,9 @@ def _state(meta: Meta, before: State, played: Round) -> RoundState:
         state=before,
         clues=played.clues,
         verdicts={verdict.document: verdict.label.value for verdict in played.verdicts},
+        labels={document: label.value for document, label in meta.labels.items()},
         task=meta.task,
+        result=meta.result,
     )
 
 

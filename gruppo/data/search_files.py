@@ -45,15 +45,16 @@ class RunFiles:
         self.folder, self._meta = folder, meta
 
     @classmethod
-    def create(cls, root: Path, question: str, task: str = "") -> RunFiles:
-        """The next run of a question, whoever else begins one at the same moment. Raises StoreError."""
-        parent = root / folder_name(question)
+    def create(cls, root: Path, meta: Meta) -> RunFiles:
+        """The next run of the question of `meta`, whoever else begins one at the same moment; it gets the number that
+        is free. Raises StoreError."""
+        parent = root / folder_name(meta.question)
         try:
             parent.mkdir(parents=True, exist_ok=True)
             number = _take_number(parent)
         except OSError as error:
             raise StoreError(f"{parent}: can't be written to: {error.strerror}") from None
-        files = cls(parent / f"{_RUN}{number}", Meta(question, number, task=task))
+        files = cls(parent / f"{_RUN}{number}", replace(meta, run=number))
         files._write_meta()
         return files
 

@@ -16,7 +16,8 @@ from gruppo.rewards.quoting import injection
 from gruppo.types import Episode, Group, Task
 
 CANARY = "canary"  # key in a task's extra_info: nothing that is answered here is right
-MATCHED = ("answers", "accuracy", "agent/completion", "exact")  # scores by answer matching, the ablest first
+MATCHED = ("answers", "accuracy", "agent/completion", "exact", "gym", "search/found")
+# the scores that are 1 for a success, by answer matching or another rule, the ablest first
 JUDGED = "judge"
 MIN_COPIED = 12  # words in a row that nobody writes by chance
 

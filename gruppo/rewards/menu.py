@@ -19,6 +19,7 @@ from gruppo.rewards.answers import grade
 from gruppo.rewards.functions import Style, by_source, of_completions, takes_completions, within
 from gruppo.rewards.judge import Judge, JudgeConfig
 from gruppo.rewards.rules import is_equal
+from gruppo.rewards.search import SearchRewardConfig, search
 from gruppo.rewards.terms import (
     Grading,
     LengthPenaltyConfig,
@@ -43,6 +44,7 @@ class RewardConfig(Config):
     length_penalty: LengthPenaltyConfig = LengthPenaltyConfig()
     step_bonus: StepBonusConfig = StepBonusConfig()
     agent: AgentConfig = AgentConfig()
+    search: SearchRewardConfig = SearchRewardConfig()
     by_source: dict[str, str] = {}
     """Data set (a task's source) -> reward function, for "by_source"; "*" is for all others."""
     ranges: dict[str, list[float]] = {}
@@ -68,7 +70,8 @@ GRADINGS: Mapping[str, Grading] = {
 }
 
 _GRADED = frozenset({"accuracy", "tolerance", "length_penalty", "step_bonus", "agent", "judge"})
-_DYNAMIC = ("accuracy", "tolerance", "length_penalty", "step_bonus", "format", "agent", "judge", "by_source")
+_DYNAMIC = ("accuracy", "tolerance", "length_penalty", "step_bonus", "format", "agent", "search", "judge", "by_source")
+_OF_PARTS = ("agent", "search")
 
 
 def make_rewards(
@@ -77,10 +80,12 @@ def make_rewards(
     reward: RewardConfig,
     judge: JudgeConfig,
     engine: Callable[[str], tuple[Engine, str]],
+    is_replayed: bool = False,
 ) -> dict[str, tuple[Reward, float]]:
     """Name -> function and weight, for the rollout. `plain` are the functions without settings, by name.
 
-    `engine` gives the judge's engine, and the name of its model, by its name. Raises ConfigError for a function that
+    `engine` gives the judge's engine, and the name of its model, by its name; `is_replayed` says whether searches from
+    a kept state go on to the end of the run. Raises ConfigError for a function that
     can't be found and for a setting that nothing uses.
     """
     correct = lru_cache(maxsize=10_000)(GRADINGS[reward.grading])
@@ -105,10 +110,9 @@ def make_rewards(
     _refuse_unused({*weights, *(reward.by_source.values() if "by_source" in weights else ())}, reward, judge)
     found: dict[str, tuple[Reward, float]] = {}
     for name, weight in weights.items():
-        if name == "agent":
-            found |= {
-                f"agent/{part}": (own, weight * share) for part, (own, share) in agent(correct, reward.agent).items()
-            }
+        if name in _OF_PARTS:
+            parts = agent(correct, reward.agent) if name == "agent" else search(reward.search, is_replayed)
+            found |= {f"{name}/{part}": (own, weight * share) for part, (own, share) in parts.items()}
         else:
             found[name] = (find(name), weight)
     for name, (low, high) in reward.ranges.items():
@@ -158,8 +162,9 @@ def _refuse_unused(used: set[str], reward: RewardConfig, judge: JudgeConfig) -> 
         raise ConfigError("judge: no function of [rewards] uses it; add judge = 1.0 there, or leave it out")
     if "by_source" in used and not reward.by_source:
         raise ConfigError('reward.by_source is empty: give it data set = "reward function"')
-    if "agent" in reward.by_source.values():
-        raise ConfigError('reward.by_source: "agent" is four functions; give it a weight in [rewards]')
+    for name in _OF_PARTS:
+        if name in reward.by_source.values():
+            raise ConfigError(f'reward.by_source: "{name}" is several functions; give it a weight in [rewards]')
     if "by_source" in reward.by_source.values():
         raise ConfigError('reward.by_source: "by_source" can\'t be its own function')
     if reward.grading != "exact" and not used & _GRADED:

@@ -69,6 +69,12 @@ class World:
         """All names of entities, years left out."""
         return {name for (kind, _), names in self.entities.items() if kind != "year" for name in names}
 
+    @property
+    def passages(self) -> list[tuple[str, str, str]]:
+        """All sentences as (id, subject, sentence), each of which can be found on its own."""
+        told = (pair for each in self.articles for pair in zip(each.subjects, each.sentences, strict=True))
+        return [(str(number), subject, sentence) for number, (subject, sentence) in enumerate(told)]
+
 
 def build_world(seed: int, size: int = 100, exclude: Collection[str] = ()) -> World:
     """A world with `size` cities, as many people, half as many inventions and an event for each year 100-999.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gruppo.teams.search.config import SearchConfig
+from gruppo.teams.search.from_state import SearchFromState
 from gruppo.teams.search.team import Search
 
-__all__ = ["Search", "SearchConfig"]
+__all__ = ["Search", "SearchConfig", "SearchFromState"]

@@ -23,9 +23,11 @@ class SearchConfig(Config):
     """Documents that are read in a READ round."""
     checker: Literal["words", "truth"] = "words"
     """Who labels documents where there is no role `checker`: "words", by the words of the sub-goal; "truth", by the
-    gold plan of the embedded world or the labels in a task's extra_info.documents."""
+    labels in a task's extra_info.documents, which those of the embedded world have."""
     wrong_labels: float = Field(0.0, ge=0, le=1)
     """The share of labels that are made wrong on purpose, always the same ones."""
     checkpoints: str = ""
     """The folder that gets {question}/run_{n}, a file per round; empty: none is written."""
+    replay: bool = False
+    """Whether an attempt from a kept state is played to the end of the run, for what its clues make possible later."""
     tables: TableLimits = TableLimits()

@@ -6,24 +6,27 @@ Every seat is an agent if the config has its role, and a rule if not. The state 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from gruppo.data.search_files import RunFiles
 from gruppo.errors import EngineError, GruppoError, TeamError, ToolError
-from gruppo.search_state import Round, State, Strategy
+from gruppo.search_state import Meta, Round, State, Strategy
 from gruppo.search_tables import one_line, with_targets
-from gruppo.teams.base import Cast, Ended
+from gruppo.teams.base import Cast, Ended, Prompt
 from gruppo.teams.prompt_files import read_prompts
 from gruppo.teams.search import rules
 from gruppo.teams.search.config import SearchConfig
 from gruppo.teams.search.seats import Seats, prompt_fields
 from gruppo.teams.search.strategies import play_round
+from gruppo.teams.search.truth import labels_of
 from gruppo.tools.documents import READ, SEARCH
 from gruppo.types import Outcome, Task
 
 ROLES = ("planner", "executor", "checker", "entity_manager", "writer")
 FIELDS = (*prompt_fields(State(""), 1, 1), "candidates", "text")
+Record = Callable[[Round, State], None]
 SIZES = {"compact": "search_compact.toml", "full": "search_full.toml"}
 
 
@@ -34,17 +37,20 @@ class Search:
 
     def __init__(self, config: SearchConfig) -> None:
         self.config = config
-        self.prompts = read_prompts(config.prompts, SIZES, ROLES, FIELDS)
+        self.prompts = prompts_of(config)
 
     async def play(self, task: Task, cast: Cast) -> str | None:
         """One attempt at one task: the answer, or None with the outcome set on the cast."""
-        if missing := {SEARCH, READ} - set(cast.tools):
-            raise TeamError(f'the search team has no tool {min(missing)!r}: set tools.names = ["documents"]')
-        files = (
-            RunFiles.create(Path(self.config.checkpoints), task.question, task.id) if self.config.checkpoints else None
-        )
+        require_tools(cast)
+        question, files = task.question, None
+        if self.config.checkpoints:
+            meta = Meta(question, task=task.id, result=task.result, labels=labels_of(task))
+            files = RunFiles.create(Path(self.config.checkpoints), meta)
+        record: Record = files.write if files else lambda played, state: None
+        state = with_targets(State(question), rules.targets_of(question), self.config.tables)
         try:
-            answer = await self._play(Seats(task, cast, self.config), files)
+            record(Round(0), state)
+            answer = await play_on(Seats(task, cast, self.config), state, 1, record)
         except (GruppoError, Ended) as error:
             if files:
                 files.end(_outcome_of(error), error=one_line(str(error), 500))
@@ -53,34 +59,39 @@ class Search:
             files.end(cast.outcome, answer)
         return answer
 
-    async def _play(self, seats: Seats, files: RunFiles | None) -> str | None:
-        def record(played: Round, state: State) -> None:
-            if files:
-                files.write(played, state)
 
-        config = self.config
-        question = seats.task.question
-        state = with_targets(State(question), rules.targets_of(question), config.tables)
-        record(Round(0), state)
-        is_planned = False
-        for number in range(1, config.max_rounds + 1):
-            action = await seats.plan(state, number)
-            if action.value is None:
-                error = one_line(f"planner: {action.error}", config.tables.cell)
-                state, played = replace(state, last=error), Round(number, error=error)
-            elif action.value.strategy == Strategy.ANSWER:
-                record(Round(number, Strategy.ANSWER), state)
-                break
-            else:
-                is_planned = True
-                state, played = await play_round(seats, state, number, action.value)
-            record(played, state)
+def prompts_of(config: SearchConfig) -> dict[str, Prompt]:
+    """The prompts of the roles, in the words that the config chooses."""
+    return read_prompts(config.prompts, SIZES, ROLES, FIELDS)
+
+
+def require_tools(cast: Cast) -> None:
+    """Raises TeamError if the cast can't search."""
+    if missing := {SEARCH, READ} - set(cast.tools):
+        raise TeamError(f'the search team has no tool {min(missing)!r}: set tools.names = ["documents"]')
+
+
+async def play_on(seats: Seats, state: State, first: int, record: Record) -> str | None:
+    """The rounds from number `first` on, each recorded, and the answer; None with the outcome set on the cast."""
+    config, is_planned, number = seats.config, first > 1, first
+    for number in range(first, config.max_rounds + 1):
+        action = await seats.plan(state, number)
+        if action.value is None:
+            error = one_line(f"planner: {action.error}", config.tables.cell)
+            state, played = replace(state, last=error), Round(number, error=error)
+        elif action.value.strategy == Strategy.ANSWER:
+            record(Round(number, Strategy.ANSWER), state)
+            break
         else:
-            seats.cast.outcome = Outcome.max_turns if is_planned else Outcome.wrong_format
-        answer = await seats.answer(state, number)
-        if answer.error:
-            seats.cast.outcome = Outcome.max_tokens
-        return answer.value or None
+            is_planned = True
+            state, played = await play_round(seats, state, number, action.value)
+        record(played, state)
+    else:
+        seats.cast.outcome = Outcome.max_turns if is_planned else Outcome.wrong_format
+    answer = await seats.answer(state, number)
+    if answer.error:
+        seats.cast.outcome = Outcome.max_tokens
+    return answer.value or None
 
 
 def _outcome_of(error: GruppoError | Ended) -> Outcome:

@@ -1,4 +1,4 @@
-"""The checker that knows: labels by the gold plan of the embedded world, or by those that a task file gives.
+"""The checker that knows: the labels in a task's `extra_info.documents`, which the embedded world's tasks bring along.
 
 It can be made to err on purpose, the same way each time, to see what training makes of a wrong checker.
 """
@@ -6,7 +6,6 @@ It can be made to err on purpose, the same way each time, to see what training m
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from gruppo.errors import TeamError
 from gruppo.search_state import Document, Label, Verdict
@@ -16,37 +15,28 @@ from gruppo.types import Task
 LABELS = (Label.IMPORTANT, Label.RELEVANT, Label.IRRELEVANT)
 
 
+def labels_of(task: Task) -> Mapping[str, Label]:
+    """Document id -> its true label, as far as the task tells. Raises TeamError for a label that is none."""
+    given = task.extra_info.get("documents")
+    if not isinstance(given, Mapping):
+        return {}
+    if wrong := [label for label in given.values() if label not in LABELS]:
+        raise TeamError(f"extra_info.documents: no label {str(wrong[0])[:40]!r}: use {', '.join(LABELS)}")
+    return {str(document): Label(label) for document, label in given.items()}
+
+
 def check(task: Task, documents: Iterable[Document]) -> tuple[Verdict, ...]:
-    """The true label of each document. Raises TeamError for a task that does not tell."""
-    info = task.extra_info
-    if isinstance(given := info.get("documents"), Mapping):
-        return tuple(_given(given, document) for document in documents)
-    if not (plan := info.get("plan")):
+    """The true label of each document; one that the task does not name is IRRELEVANT. Raises TeamError for a task that
+    names none."""
+    if not (labels := labels_of(task)):
         raise TeamError(
-            f"task {task.id!r} has neither extra_info.documents nor a gold plan, so no document's label is known: set"
-            ' team.search.checker = "words", or give the team a checker'
+            f"task {task.id!r} has no extra_info.documents, so no document's label is known: set team.search.checker ="
+            ' "words", or give the team a checker'
         )
-    return tuple(_of_plan(plan, document) for document in documents)
-
-
-def _given(given: Mapping[str, Any], document: Document) -> Verdict:
-    label = str(given.get(document.id, Label.IRRELEVANT))
-    if label not in LABELS:
-        raise TeamError(f"extra_info.documents: no label {label[:40]!r}: use {', '.join(LABELS)}")
-    return Verdict(document.id, Label(label), "as the task says")
-
-
-def _of_plan(plan: Iterable[Mapping[str, str]], document: Document) -> Verdict:
-    """IMPORTANT is what a step finds, RELEVANT what tells something else of a step's subject."""
-    lookups = [step for step in plan if step["tool"] == "wikipedia"]
-    for step in lookups:
-        if document.text == step["result"]:
-            return Verdict(document.id, Label.IMPORTANT, f"tells the {step['sub_goal']}")
-    for step in lookups:
-        subject = step["sub_goal"].partition(" of ")[2]
-        if subject.casefold() in document.text.casefold():
-            return Verdict(document.id, Label.RELEVANT, f"tells of {subject}")
-    return Verdict(document.id, Label.IRRELEVANT, "tells of something else")
+    reasons = {True: "as the task says", False: "the task does not name it"}
+    return tuple(
+        Verdict(each.id, labels.get(each.id, Label.IRRELEVANT), reasons[each.id in labels]) for each in documents
+    )
 
 
 def erring(verdicts: Iterable[Verdict], question: str, share: float) -> tuple[Verdict, ...]:
