@@ -50,10 +50,10 @@ def ask_question(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Search round by round and answer; by rules, or by the models that a config gives the roles."""
-    from gruppo import searching
+    from gruppo.searching import asking
 
-    own = searching.config_of(corpus, out, config or [], parse_overrides(context.args))
-    found = searching.ask(question, own)
+    own = asking.config_of(corpus, out, config or [], parse_overrides(context.args))
+    found = asking.ask(question, own)
     if as_json:
         rows = [dataclasses.asdict(document) for document in found.documents]
         print(json.dumps(dataclasses.asdict(found.meta) | {"documents": rows}, ensure_ascii=False, indent=2))

@@ -1,4 +1,4 @@
-"""One question to the search team, outside of any training: what `gruppo search` does, without the printing.
+"""One question to the search team, outside of any training: `gruppo search ask`, without the printing.
 
 Where no role has a model, rules play every seat and no model is loaded. The records are those that training reads.
 """
