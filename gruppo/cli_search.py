@@ -15,6 +15,8 @@ from typer.core import TyperGroup
 
 from gruppo.cli_assess import OVERRIDES, ConfigFiles
 from gruppo.config import parse_overrides
+from gruppo.errors import ConfigError
+from gruppo.log import Log
 
 DEFAULT = "ask"
 
@@ -63,3 +65,29 @@ def ask_question(
         if document.label != "IRRELEVANT":
             print(f"  {document.label}  [{document.id}] {document.title}")
     print(f"{len(found.meta.rounds) - 1} rounds: {found.folder}")
+
+
+@search.command("train", context_settings=OVERRIDES)
+def train_executor(
+    context: typer.Context,
+    rounds: Annotated[Path, typer.Option(help="The checkpoints folder of searches to learn from.")] = Path(
+        "checkpoints"
+    ),
+    evaluation: Annotated[Path | None, typer.Option(help="Searches of other questions, all for evaluation.")] = None,
+    config: ConfigFiles = None,
+    out: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/executor"),
+    epochs: Annotated[int | None, typer.Option(min=1, help="How often each state is taken.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, with its own config.")] = False,
+) -> None:
+    """Train the executor, who writes the search clues, on the SEARCH rounds of earlier searches; the rest is frozen."""
+    from gruppo.searching import training
+
+    overrides = parse_overrides(context.args)
+    if resume and (overrides or config or epochs or evaluation):
+        raise ConfigError("--resume: a resumed run goes on with its own config; give --out alone")
+    if resume:
+        summary = training.resume(out, Log())
+    else:
+        summary = training.train(training.config_of(rounds, evaluation, config or [], overrides, epochs), out, Log())
+    print(json.dumps({key: value for key, value in summary.items() if key != "notes"}, indent=2))
+    print(f"report: {out / 'report.html'}")

@@ -97,8 +97,8 @@ class TasksConfig(Config):
             raise ValueError('tasks.mix: nothing takes it; set tasks.train = "mix"')
         if "mix" in used and not self.mix:
             raise ValueError('"mix" is made of [tasks.mix], which is empty: name data sets and weights there')
-        if self.rounds != RoundsConfig() and "rounds" not in used:
-            raise ValueError('tasks.rounds: nothing takes it; set tasks.train = "rounds"')
+        if (self.rounds.folder or self.rounds.evaluation_folder) and "rounds" not in used:
+            raise ValueError('tasks.rounds.folder: nothing takes it; set tasks.train = "rounds"')
         if idle := self.gym.keys() - {text.removeprefix(GYM) for text in (*used, *self.mix)}:
             raise ValueError(f'tasks.gym.{min(idle)}: no tasks are taken from it; set tasks.train = "gym:{min(idle)}"')
         return self

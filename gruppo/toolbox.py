@@ -45,6 +45,10 @@ class ToolsConfig(ServicesConfig):
     """A folder that keeps the index of a corpus of files from run to run, memory-mapped; empty: it is in memory."""
     passages: int = Field(1, ge=1)
     """Passages that a search returns."""
+    documents_per_clue: int = Field(10, ge=1)
+    """Documents that count of what "documents" finds for one search clue."""
+    documents_per_round: int = Field(10, ge=1)
+    """Documents that come out of all clues of a search."""
     workers: int | None = Field(None, ge=1)
     """Calls at once of each of your own tools, in as many processes at most; None: what its @tool says, or 64."""
     level: Literal["auto", "namespaces", "landlock", "monty", "process"] = "auto"
@@ -90,7 +94,8 @@ def find_tools(name: str, tools: ToolsConfig, engines: Mapping[str, OpenAIConfig
     if name == "wikipedia":
         return [WikipediaTool(make_index(tools.corpus, world_seed, tools.index), k=tools.passages)]
     if name == "documents":
-        return list(document_tools(make_index(tools.corpus, world_seed, tools.index)))
+        index = make_index(tools.corpus, world_seed, tools.index)
+        return list(document_tools(index, tools.documents_per_clue, tools.documents_per_round))
     if name in SERVICES or name.startswith("mcp:"):
         if tools.engine and tools.engine not in engines:
             raise ConfigError(f"tools.engine = {tools.engine!r}: no such engine{suggest(tools.engine, engines)}")

@@ -182,6 +182,6 @@ class ReadTool:
         return ToolResult(True, excerpt(passage.text, terms(arguments.get("about", "")), self.max_output))
 
 
-def document_tools(index: BM25Index) -> Sequence[SearchTool | ReadTool]:
-    """Both tools on one index."""
-    return SearchTool(SearchOrchestrator(index)), ReadTool(index)
+def document_tools(index: BM25Index, per_clue: int = 10, limit: int = 10) -> Sequence[SearchTool | ReadTool]:
+    """Both tools on one index; `per_clue` and `limit` are the orchestrator's."""
+    return SearchTool(SearchOrchestrator(index, per_clue, limit)), ReadTool(index)
