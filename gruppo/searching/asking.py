@@ -15,6 +15,7 @@ from gruppo.errors import ConfigError, DataError, GruppoError
 from gruppo.run import RunConfig, assemble, assemble_frozen
 from gruppo.search_state import Document, Meta, checkpoint_of, meta_of
 from gruppo.search_tables import in_order
+from gruppo.stages import start_from
 from gruppo.toolbox import close_tools
 from gruppo.tools.documents import SearchTool
 from gruppo.types import Episode, Task
@@ -61,6 +62,8 @@ def _play(task: Task, config: RunConfig) -> Episode:
     assembly = assemble(config) if is_local else None
     rollout = assembly.rollout if assembly else assemble_frozen(config)
     try:
+        if assembly and config.start_from:
+            start_from(Path(config.start_from), assembly.learner)
         search = next(tool for tool in rollout.tools.values() if isinstance(tool, SearchTool))
         if not len(search.orchestrator.index):
             raise DataError(f"{config.tools.corpus}: no documents to search in")
