@@ -94,8 +94,8 @@ def find_tools(name: str, tools: ToolsConfig, engines: Mapping[str, OpenAIConfig
     if name == "wikipedia":
         return [WikipediaTool(make_index(tools.corpus, world_seed, tools.index), k=tools.passages)]
     if name == "documents":
-        index = make_index(tools.corpus, world_seed, tools.index)
-        return list(document_tools(index, tools.documents_per_clue, tools.documents_per_round))
+        documents = make_index(tools.corpus, world_seed, tools.index)
+        return list(document_tools(documents, tools.documents_per_clue, tools.documents_per_round))
     if name in SERVICES or name.startswith("mcp:"):
         if tools.engine and tools.engine not in engines:
             raise ConfigError(f"tools.engine = {tools.engine!r}: no such engine{suggest(tools.engine, engines)}")
