@@ -211,7 +211,7 @@ def doctor() -> None:
     """Which levels of the sandbox hold on this machine, tried out, its devices, versions, and what each extra lacks."""
     from gruppo import doctor as examined
     from gruppo.tools.isolation import standings
-    from gruppo.training.model import devices
+    from gruppo.training.devices import devices
 
     levels = Table("level", "holds", "walls, or why not", title="sandbox of the python tool, the strongest first")
     for standing in standings():

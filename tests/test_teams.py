@@ -13,7 +13,7 @@ from gruppo.engines.scripted import ScriptedEngine, by_role
 from gruppo.errors import TeamError
 from gruppo.rewards import REWARDS
 from gruppo.rollout import Rollout, RolloutConfig
-from gruppo.teams import TEAMS, Search, Solo, Solver
+from gruppo.teams import TEAMS, Search, SearchFromState, Solo, Solver
 from gruppo.teams.base import Prompt, Role, Team, seed_of
 from gruppo.teams.solo import SoloConfig, opening, read_reply
 from gruppo.teams.solver import Memory, SolverConfig, Step, solver_prompts
@@ -382,4 +382,5 @@ SEED = 5120443474755558634
 
 
 def test_teams_are_chosen_by_name() -> None:
-    assert TEAMS == {"solver": Solver, "solo": Solo, "search": Search}
+    searches = {"search": Search, "search_from_state": SearchFromState}
+    assert TEAMS == {"solver": Solver, "solo": Solo, **searches}

@@ -29,7 +29,7 @@ from gruppo.tool.parameters import (
     keys_of,
 )
 from gruppo.tool.recipes import Recipe
-from gruppo.training.model import devices
+from gruppo.training.devices import devices
 
 AGENT = "agent"  # the one role of the team, and its policy
 MAX_PROMPT = 512  # tokens; a guess, from which the memory of a batch follows
