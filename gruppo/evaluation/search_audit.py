@@ -186,15 +186,16 @@ def _cases(paid: Sequence[Paid]) -> Iterator[Case]:
 def _sentence(gain: Mapping[str, Any]) -> str:
     if not gain["n"]:
         return "Nothing rose, so there is nothing to look into."
-    said = f"By the checker's labels the reward rose by {gain['by_checker']:+.3f}, by the true ones by {gain['by_truth']:+.3f}"
+    by_checker, by_truth = f"{gain['by_checker']:+.3f}", f"{gain['by_truth']:+.3f}"
+    said = f"By the checker's labels the reward changes by {by_checker}, by the true ones by {by_truth}"
     if "excess_ci95" not in gain:
         return f"{said}: a single question tells no more."
     low, high = gain["excess_ci95"]
     if low <= 0:
         return f"{said}: no clear difference."
     return (
-        f"{said}: {gain['excess']:.3f} of it (95% interval {low:.3f} to {high:.3f}) was paid for wrong labels, not for"
-        " better clues."
+        f"{said}: {gain['excess']:.3f} (95% interval {low:.3f} to {high:.3f}) is paid for wrong labels, not for better"
+        " clues."
     )
 
 

@@ -7,7 +7,7 @@ judged by the round of its own clues, also where the search is replayed to its e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -182,12 +182,12 @@ def compare(before: Sequence[Sequence[Group]], after: Sequence[Sequence[Group]],
     Raises ValueError for sides that can't be paired.
     """
     sides = tuple([tried(groups) for groups in side] for side in (before, after))
+    pairs = list(of_seeds(*sides))
     worths = worths_of(state for side in sides for evaluation in side for state in evaluation)
-    first = {state.id for state in sides[0][0]} if sides[0] else set()
+    first = {state.id for state in sides[0][0]}
     for evaluation in (evaluation for side in sides for evaluation in side):
         if odd := sorted({state.id for state in evaluation} ^ first):
             raise ValueError(f"can't pair evaluations of different states: {len(odd)} are in only one, as {odd[0]!r}")
-    pairs = list(of_seeds(*sides))
     found: dict[str, Any] = {
         "labels": source_of(worths.values()),
         "seeds": len(pairs),
@@ -197,16 +197,12 @@ def compare(before: Sequence[Sequence[Group]], after: Sequence[Sequence[Group]],
         ),
     }
 
-    def gain(name: str, counts: Callable[[Tried], bool] = lambda state: True) -> dict[str, Any]:
-        return paired_gain([_pairs(*pair, worths, name, counts) for pair in pairs], seed)
+    def gain(name: str, number: int | None = None) -> dict[str, Any]:
+        return paired_gain([_pairs(*pair, worths, name, number) for pair in pairs], seed)
 
     found |= {name: gain(name) for name in MEASURES}
-    numbers = sorted({state.state.number for state in sides[0][0]})
-    found["recall_by_round"] = {
-        str(number): own
-        for number in numbers
-        if (own := gain("recall", lambda state, number=number: state.state.number == number))["n"]
-    }
+    by_round = {str(number): gain("recall", number) for number in sorted({each.state.number for each in sides[0][0]})}
+    found["recall_by_round"] = {number: own for number, own in by_round.items() if own["n"]}
     return found
 
 
@@ -216,18 +212,15 @@ def _by_state(before: Sequence[Tried], after: Sequence[Tried]) -> Iterator[tuple
 
 
 def _pairs(
-    before: Sequence[Tried],
-    after: Sequence[Tried],
-    worths: Mapping[str, Worth],
-    name: str,
-    counts: Callable[[Tried], bool],
+    before: Sequence[Tried], after: Sequence[Tried], worths: Mapping[str, Worth], name: str, number: int | None
 ) -> Pairs:
-    """Question -> the means of a measure over its states that have it on both sides."""
+    """Question -> the means of a measure over its states (of one round, or all) that have it on both sides."""
     found: dict[str, list[tuple[float, float]]] = {}
     for earlier, later in _by_state(before, after):
-        worth = worths[earlier.question]
-        old, new = (values_of(side, worth).get(name) for side in (earlier, later))
-        if counts(earlier) and old is not None and new is not None:
+        if number not in (None, earlier.state.number):
+            continue
+        old, new = (values_of(side, worths[earlier.question]).get(name) for side in (earlier, later))
+        if old is not None and new is not None:
             found.setdefault(earlier.question, []).append((old, new))
     return means_of(found)
 

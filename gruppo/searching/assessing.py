@@ -73,8 +73,9 @@ def play_states(path: Path, sides: Sequence[Side], mode: str, attempts: int, log
         names = {side: f"step {checkpoints[side].step}" if side in checkpoints else BASELINE for side in sides}
         assembly, found = assemble(config), {}
         try:
-            begin_again(run, config, assembly.learner)
-            for side in sorted(sides, key=lambda side: side != BASELINE):  # first: no checkpoint may have been loaded
+            if BASELINE in sides:
+                begin_again(run, config, assembly.learner)
+            for side in sorted(sides, key=lambda side: side != BASELINE):  # which is of fresh policies, so comes first
                 if side in checkpoints:
                     load_checkpoint(assembly.learner, checkpoints[side], only_policies=True)
                 found[side] = play(assembly, tasks, [mode], config, log, names[side])[mode]
@@ -126,9 +127,13 @@ def rewards_of(config: RunConfig) -> Rewards:
 
 
 def _checkpoint(run: Run, step: int | None) -> Checkpoint:
-    checkpoint = run.latest_checkpoint() if step is None else run.checkpoint(step)
-    if checkpoint is None:
+    steps = run.list_checkpoints()
+    if not steps:
         raise ConfigError(f"{run.path}: the run has no checkpoint yet; --baseline plays the team that it began with")
+    if step is not None and step not in steps:
+        raise ConfigError(f"--checkpoint {step}: {run.path} has none of this step; it has {', '.join(map(str, steps))}")
+    checkpoint = run.latest_checkpoint() if step is None else run.checkpoint(step)
+    assert checkpoint is not None, "where there are steps, one is whole or an error is raised"
     return checkpoint
 
 
