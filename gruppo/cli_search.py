@@ -138,6 +138,6 @@ def write_json(path: Path, value: Any) -> None:
     """Raises StoreError where it can't be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(value, ensure_ascii=False, indent=2), encoding="utf-8")
+        path.write_bytes(json.dumps(value, ensure_ascii=False, indent=2).encode("utf-8", "replace"))
     except OSError as error:
         raise StoreError(f"--out {path}: can't be written: {error.strerror}") from None

@@ -52,6 +52,7 @@ def test_a_wrong_verdict_where_the_reward_rose_by_hand() -> None:
     assert report["gain"]["by_checker"] == pytest.approx(1.0) and report["gain"]["by_truth"] == pytest.approx(0.9)
     assert "a single question tells no more" in report["sentence"] and "[x] is IRRELEVANT" in audit_text(report)
     assert audit_pair(after, before, REWARDS)["cases"] == [], "the reward fell"
+    assert audit_pair(after, after, REWARDS)["cases"] == [], "it stayed"
 
 
 def test_a_gain_that_wrong_labels_make_is_told_in_a_sentence() -> None:
@@ -60,6 +61,8 @@ def test_a_gain_that_wrong_labels_make_is_told_in_a_sentence() -> None:
     report = audit_pair(before, [a_group(state, scored(x=I)) for state in states], REWARDS)
     assert report["gain"]["by_truth"] == pytest.approx(0) and report["gain"]["excess_ci95"][0] == pytest.approx(1.0)
     assert "is paid for wrong labels" in report["sentence"] and len(report["cases"]) == 4
+    told = audit_text(audit_pair(before, [a_group(state, scored(x=I), scored(x=I)) for state in states], REWARDS))
+    assert "8 wrong verdicts where the reward rose, of 4 documents" in told and "in 1 other attempts" in told
     honest = audit_pair(before, [a_group(state, scored(a=I)) for state in states], REWARDS)
     assert honest["cases"] == [] and "no clear difference" in honest["sentence"] and honest["wrong"] == 0
 

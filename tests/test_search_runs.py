@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -74,9 +75,10 @@ def test_one_before_serves_all_seeds_and_failures_need_no_zero() -> None:
 
 
 def test_a_run_comes_back_equal_from_its_line() -> None:
-    odd = replace(RUN, question="杭\n\ud800".encode("utf-8", "replace").decode(), answer=None, right=None, true=None)
+    odd = replace(RUN, question="杭\n\u2028", answer=None, right=None, true=None)
     for run in (RUN, odd):
-        assert played_of(to_line(run)) == run and "\n" not in to_line(run)
+        assert played_of(to_line(run)) == run and len(to_line(run).encode().splitlines()) == 1
+    assert played_of(to_line(replace(RUN, answer="\ud800"))) == replace(RUN, answer="?")
     with pytest.raises(ValueError, match="outcome: "):
         played_of(to_line(RUN).replace("completed", "won"))
 
@@ -119,6 +121,23 @@ def test_rules_play_a_split_and_what_is_there_is_not_played_again(tmp_path: Path
     assert read_results(results)[1] == again
 
 
+def test_tasks_with_one_question_have_runs_of_their_own(tmp_path: Path) -> None:
+    rows = [{"id": name, "question": "Who is the mayor of Vael?", "result": name} for name in ("Odo", "Ann")]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "vael.txt").write_text("The mayor of Vael is Ann.")
+    config = config_of(tools__corpus=str(tmp_path / "texts"), tasks__test=str(tmp_path / "tasks.jsonl"))
+    played = play_all(config, tmp_path / "out", "test", 1, quiet())
+    assert [(run.task, run.right, run.true, run.said) for run in played] == [
+        ("Odo", 0.0, None, ("vael.txt",)),
+        ("Ann", 1.0, None, ("vael.txt",)),
+    ]
+    for run in played:
+        (meta,) = (tmp_path / "out" / "checkpoints").glob(f"*/run_{run.run}/meta.json")
+        assert json.loads(meta.read_text())["task"] == run.task
+    assert measure(played)["right"] == 0.5 and measure(played)["labels"] == "pool"
+
+
 def test_a_checker_that_errs_finds_less(tmp_path: Path) -> None:
     truth = {"team__search__checker": "truth"}
     for name, changes in {"good": truth, "bad": truth | {"team__search__wrong_labels": "0.9"}}.items():
@@ -144,7 +163,8 @@ def test_what_can_not_be_played_is_refused(tmp_path: Path) -> None:
         (config_of(team__search__checkpoints="elsewhere"), "test", "the rounds go below --out"),
         (config_of(tasks__test="rounds"), "test", "states within searches"),
         (config_of(), "tset", "expected train, validation, test"),
-        (config_of(start_from="run"), "test", "no role plays with a policy"),
+        (config_of(start_from="run"), "test", "start_from: no role plays with a policy"),
+        (config_of(policies__executor__rank="4"), "test", "policies.executor: no role plays with a policy"),
     ]:
         with pytest.raises(ConfigError, match=said):
             play_all(config, tmp_path, split, 1, quiet())
@@ -170,6 +190,12 @@ def test_results_of_something_else_or_damaged_are_told(tmp_path: Path) -> None:
         compare_sides([], [tmp_path / "a"])
     with pytest.raises(StoreError, match="gruppo search run writes it"):
         read_results(tmp_path / "c" / "results.jsonl")
+    with results.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(StoreError, match="another process writes it"):
+            play_all(config, tmp_path / "a", "validation", 1, quiet())
+    with pytest.raises(StoreError, match="can't be written"):
+        play_all(config, results / "below", "validation", 1, quiet())
     lines = results.read_text().splitlines()
     results.write_text("\n".join([lines[0], lines[1][:50], lines[2], ""]))
     with pytest.raises(StoreError, match="line 2: .*played again"):

@@ -194,8 +194,8 @@ def _sentence(gain: Mapping[str, Any]) -> str:
     if low <= 0:
         return f"{said}: no clear difference."
     return (
-        f"{said}: {gain['excess']:.3f} (95% interval {low:.3f} to {high:.3f}) is paid for wrong labels, not for better"
-        " clues."
+        f"{said}: {gain['excess']:.3f} (95% interval {low:.3f} to {high:.3f}, {gain['n']} questions) is paid for"
+        " wrong labels, not for better clues."
     )
 
 
@@ -210,12 +210,16 @@ def audit_text(report: Mapping[str, Any]) -> str:
             for true, count in sorted(row.items())
             if said != true
         ]
-    if cases := report["cases"]:
-        lines.append(f"{len(cases)} wrong verdicts where the reward rose:")
-    for case in cases[:MAX_SHOWN]:
+    by_document: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for case in report["cases"]:
+        by_document.setdefault((case["state"], case["document"]), []).append(case)
+    if by_document:
+        lines.append(f"{len(report['cases'])} wrong verdicts where the reward rose, of {len(by_document)} documents:")
+    for case, *more in list(by_document.values())[:MAX_SHOWN]:
         rise = f"reward {case['before']:.2f} to {case['reward']:.2f}, by the true labels {case['true_before']:.2f} to"
         lines.append(f"  {case['state']}: [{case['document']}] is {case['true']}, not {case['said']};")
         lines.append(f"    {rise} {case['true_reward']:.2f}; clues: {' | '.join(case['clues'])}")
-    if len(cases) > MAX_SHOWN:
-        lines.append(f"  and {len(cases) - MAX_SHOWN} more")
+        lines += [f"    and so in {len(more)} other attempts"] if more else []
+    if len(by_document) > MAX_SHOWN:
+        lines.append(f"  and {len(by_document) - MAX_SHOWN} other documents")
     return "\n".join(lines)

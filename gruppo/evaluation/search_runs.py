@@ -62,8 +62,8 @@ _PLAYED: pydantic.TypeAdapter[Played] = pydantic.TypeAdapter(Played)
 
 
 def to_line(played: Played) -> str:
-    """A run as one line of JSON."""
-    return json.dumps(asdict(played), ensure_ascii=True)
+    """A run as one line of JSON; half a surrogate pair, which no file can hold, becomes "?"."""
+    return json.dumps(asdict(played), ensure_ascii=False).encode("utf-8", "replace").decode("utf-8")
 
 
 def played_of(line: str | bytes) -> Played:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +100,14 @@ def audit_run(path: Path) -> dict[str, Any]:
         names = [name for name in run.list_episodes() if name.startswith("grpo-")]
         if not names:
             raise ConfigError(f"{path}: no training episodes yet")
-        groups = [group for name in names for group in run.read_episodes(name)]
+        groups = [_without_turns(group) for name in names for group in run.read_episodes(name)]
     with boundary(ConfigError, f"{path}: the episodes can't be audited"):
         return audit_training(groups, rewards_of(config))
+
+
+def _without_turns(group: Group) -> Group:
+    """What an audit needs: the tokens of a whole training are many."""
+    return replace(group, episodes=[replace(episode, turns=[], events=[], credits=[]) for episode in group.episodes])
 
 
 def config_of(path: Path) -> RunConfig:
