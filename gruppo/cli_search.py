@@ -1,4 +1,5 @@
-"""The command `gruppo search "question" --corpus DIR`. It parses and prints; no work is done here.
+"""The commands `gruppo search "question" --corpus DIR | run | eval | compare | audit`. It parses and prints; no work is
+done here.
 
 `search` is a group whose first words, if they are no command of it, are those of `ask`.
 """
@@ -7,18 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from gruppo.cli_assess import OVERRIDES, ConfigFiles
-from gruppo.config import parse_overrides
-from gruppo.errors import ConfigError
+from gruppo.cli_assess import OVERRIDES, ConfigFiles, RunPath
+from gruppo.config import load, parse_overrides
+from gruppo.errors import ConfigError, StoreError
 from gruppo.log import Log
 
 DEFAULT = "ask"
+AsJson = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
 
 
 class Asking(TyperGroup):
@@ -49,7 +52,7 @@ def ask_question(
     corpus: Annotated[str, typer.Option(help='A folder of .txt and .md files, a .jsonl of passages, or "world".')],
     out: Annotated[Path, typer.Option(help="Gets checkpoints/{question}/run_{n}/ and index/.")] = Path("."),
     config: ConfigFiles = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Search round by round and answer; by rules, or by the models that a config gives the roles."""
     from gruppo.searching import asking
@@ -91,3 +94,80 @@ def train_executor(
         summary = training.train(training.config_of(rounds, evaluation, config or [], overrides, epochs), out, Log())
     print(json.dumps({key: value for key, value in summary.items() if key != "notes"}, indent=2))
     print(f"report: {out / 'report.html'}")
+
+
+@search.command("run", context_settings=OVERRIDES)
+def run_searches(
+    context: typer.Context,
+    out: Annotated[Path, typer.Option(help="Gets checkpoints/ and results.jsonl; what is there is not played again.")],
+    config: ConfigFiles = None,
+    split: Annotated[str, typer.Option(help="train, validation or test: whose questions are played.")] = "test",
+    attempts: Annotated[int, typer.Option(min=1, help="Runs of each question.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Play whole searches of many questions with a config's team; trains nothing."""
+    from gruppo.evaluation.search_runs import measure, measure_text
+    from gruppo.run import RunConfig
+    from gruppo.searching import playing
+
+    own = load(RunConfig, config or [], parse_overrides(context.args))
+    found = measure(playing.play_all(own, out, split, attempts, Log()))
+    print(json.dumps(found, ensure_ascii=False, indent=2) if as_json else measure_text(found))
+    print(f"a line for each run: {out / playing.RESULTS}", file=sys.stderr)
+
+
+@search.command("eval", context_settings=OVERRIDES)
+def evaluate_executor(
+    context: typer.Context,
+    run: RunPath,
+    baseline: Annotated[bool, typer.Option("--baseline", help="The team as the run began.")] = False,
+    checkpoint: Annotated[int | None, typer.Option(help="A step's; default: the newest.")] = None,
+    mode: Annotated[str, typer.Option(help="greedy or sampled (temperature 1).")] = "greedy",
+    attempts: Annotated[int, typer.Option(min=1, help="Sets of clues per state.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Gets every attempt and the questions' rewards, as JSON.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """How well a run's executor searches, on its evaluation states; with neither or both flags: before and after.
+
+    Settings are laid over the run's own, as --tools.corpus of the evaluation's documents."""
+    from gruppo.searching import assessing
+
+    overrides = parse_overrides(context.args)
+    found = assessing.evaluate(run, assessing.sides_of(baseline, checkpoint), mode, attempts, Log(), overrides)
+    if out:
+        write_json(out, found)
+    brief = {key: value for key, value in found.items() if key != "attempts"}
+    print(json.dumps(brief, ensure_ascii=False, indent=2) if as_json else assessing.evaluation_text(found))
+
+
+@search.command("compare")
+def compare_searches(
+    before: Annotated[list[Path], typer.Option(help="A folder of search run; one for each seed, or one for all.")],
+    after: Annotated[list[Path], typer.Option(help="The same, of the other side.")],
+    as_json: AsJson = False,
+) -> None:
+    """Whole searches before and after, paired by question: answers, documents, recall, rounds, tokens."""
+    from gruppo.evaluation.search_runs import compare_text
+    from gruppo.searching import playing
+
+    found = playing.compare_sides(before, after)
+    print(json.dumps(found, ensure_ascii=False, indent=2) if as_json else compare_text(found))
+
+
+@search.command("audit")
+def audit_training(run: RunPath, as_json: AsJson = False) -> None:
+    """Where a run's reward rose and the checker was wrong, of all that was played in its training."""
+    from gruppo.evaluation.search_audit import audit_text
+    from gruppo.searching import assessing
+
+    found = assessing.audit_run(run)
+    print(json.dumps(found, ensure_ascii=False, indent=2) if as_json else audit_text(found))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Raises StoreError where it can't be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(json.dumps(value, ensure_ascii=False, indent=2).encode("utf-8", "replace"))
+    except OSError as error:
+        raise StoreError(f"--out {path}: can't be written: {error.strerror}") from None

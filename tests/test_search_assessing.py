@@ -1,0 +1,165 @@
+"""`gruppo search run | eval | compare | audit` on a run that really trained, and one line for what is wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+from command_line import Command, refused
+from rich.console import Console
+
+from gruppo.config import load
+from gruppo.data.world import build_world, with_labels, world_tasks
+from gruppo.log import Log
+from gruppo.rollout import Rollout, RolloutConfig
+from gruppo.run import RunConfig
+from gruppo.searching import assessing
+from gruppo.stages import train
+from gruppo.teams.search import Search, SearchConfig
+from gruppo.toolbox import world_index
+from gruppo.tools.documents import document_tools
+
+CONFIG = """
+seed = 1
+[model]
+threads = 1
+[policies.executor]
+rank = 4
+learning_rate = 1e-2
+[roles.executor]
+policy = "executor"
+max_tokens = 14
+[team]
+program = "search_from_state"
+[team.search]
+prompts = "compact"
+checker = "truth"
+wrong_labels = 0.3
+[tools]
+names = ["documents"]
+corpus = "world"
+[tasks]
+train = "rounds"
+test = "rounds"
+num_test = 8
+[tasks.rounds]
+min_clues_per_round = 1
+folder = "{root}/train"
+evaluation_folder = "{root}/validation"
+[rewards]
+search = 1.0
+[train]
+steps = 2
+tasks_per_step = 2
+attempts = 4
+[sft]
+steps = 0
+[eval]
+stages = false
+"""
+WHOLE = """
+[model]
+threads = 1
+[policies.executor]
+rank = 4
+[roles.executor]
+policy = "executor"
+max_tokens = 14
+[team]
+program = "search"
+[team.search]
+prompts = "compact"
+checker = "truth"
+max_rounds = 5
+[tools]
+names = ["documents"]
+corpus = "world:test"
+[tasks]
+families = ["lookup"]
+num_test = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps, in states of searches that rules played."""
+    root, world = tmp_path_factory.mktemp("trained"), build_world(0)
+    for split in ("train", "validation"):
+        team = Search(SearchConfig(checkpoints=str(root / split), checker="truth"))
+        tools = {tool.name: tool for tool in document_tools(world_index(split, 0))}
+        tasks = with_labels(world_tasks(world, split, 4, ["lookup-lookup"]), world)
+        Rollout(team, {}, {}, tools, {}, RolloutConfig()).collect(tasks, 1, 0, "search")
+    (root / "config.toml").write_text(CONFIG.replace("{root}", str(root)))
+    train(load(RunConfig, [root / "config.toml"]), root / "run", False, Log(Console(quiet=True)))
+    return root / "run"
+
+
+def test_before_and_after_are_measured_compared_and_audited(gruppo: Command, trained: Path, tmp_path: Path) -> None:
+    ended = gruppo("search", "eval", str(trained), "--mode", "sampled", "--attempts", "2", "--out", "details.json")
+    assert ended.code == 0 and "recall, round 1" in ended.out and "baseline and step 2" in ended.out
+    assert "the best and the worst" in ended.out and "labels" in ended.out
+    found = json.loads((tmp_path / "details.json").read_text())
+    assert list(found["sides"]) == ["baseline", "step 2"] and found["comparison"]["labels"] == "truth"
+    assert found["comparison"]["reward"]["n"] == 4 == len(found["questions"]) and found["comparison"]["unpaired"] == 0
+    before, after = (found["attempts"][side] for side in found["sides"])
+    assert len(before) == len(after) == 6 and all(len(state["attempts"]) == 2 for state in before)
+    tries = [attempt for state in after for attempt in state["attempts"]]
+    assert all(attempt["clues"] for attempt in tries if attempt["reward"] > -0.5)
+    gain = fmean(row["rewards"][1] - row["rewards"][0] for row in found["questions"])
+    assert found["comparison"]["reward"]["gain"] == pytest.approx(gain)
+    assert found["audit"]["wrong"] > 0 and found["audit"]["gain"]["by_checker"] == pytest.approx(gain)
+
+
+def test_one_side_alone_is_the_same_as_beside_the_other(gruppo: Command, trained: Path) -> None:
+    both = assessing.evaluate(trained, ["baseline", 2], log=Log(Console(quiet=True)))
+    for flags, side in ((["--baseline"], "baseline"), (["--checkpoint", "2"], "step 2")):
+        ended = gruppo("search", "eval", str(trained), *flags, "--json")
+        alone = json.loads(ended.out)
+        assert list(alone["sides"]) == [side] and "comparison" not in alone and "attempts" not in alone
+        assert alone["sides"][side]["reward"] == both["sides"][side]["reward"]
+    assert "important rate" in gruppo("search", "eval", str(trained), "--baseline").out
+
+
+def test_what_training_paid_for_is_audited(gruppo: Command, trained: Path) -> None:
+    report = json.loads(gruppo("search", "audit", str(trained), "--json").out)
+    assert report["states"] == 4 and report["unknown"] == 0 and 0 < report["wrong"] < report["verdicts"]
+    assert all(case["said"] != case["true"] and case["reward"] > case["before"] for case in report["cases"])
+    assert "verdicts are wrong" in gruppo("search", "audit", str(trained)).out
+
+
+def test_the_trained_executor_plays_whole_searches(gruppo: Command, trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "whole.toml").write_text(WHOLE)
+    ended = gruppo("search", "run", "-c", "whole.toml", "--out", "before")
+    assert ended.code == 0 and "tokens of executor" in ended.out and "before/results.jsonl" in ended.err
+    words = ["search", "run", "-c", "whole.toml", "--out", "after", "--start_from", str(trained), "--json"]
+    found = json.loads(gruppo(*words).out)
+    assert found["runs"] == 2 and found["labels"] == "truth" and found["tokens_by_role"]["executor"] > 0
+    assert json.loads(gruppo(*words).out) == found, "played once"
+    ended = gruppo("search", "compare", "--before", "before", "--after", "after")
+    assert ended.code == 0 and "recall after SEARCH 1" in ended.out
+    refused(gruppo("search", "run", "-c", "whole.toml", "--out", "after"), "another config")
+
+
+def test_what_is_wrong_is_one_line(gruppo: Command, trained: Path, tmp_path: Path) -> None:
+    refused(gruppo("search", "eval", "nowhere"), "is not a run folder")
+    refused(gruppo("search", "eval", str(trained), "--checkpoint", "7"), "it has 0, 2")
+    refused(gruppo("search", "eval", str(trained), "--mode", "gready"), "expected greedy or sampled")
+    refused(gruppo("search", "audit", "nowhere"), "is not a run folder")
+    refused(gruppo("search", "compare", "--before", "a", "--after", "b"), "gruppo search run writes it")
+    refused(gruppo("search", "run", "--out", "x", "--split", "test"), 'whole searches are played by "search"')
+    refused(gruppo("search", "run", "-c", str(trained / "config.toml"), "--out", "x"), "search_from_state")
+    other = tmp_path / "other"
+    shutil.copytree(trained, other)
+    shutil.rmtree(other / "checkpoints")
+    shutil.rmtree(other / "episodes")
+    refused(gruppo("search", "eval", str(other)), "no checkpoint yet; --baseline")
+    refused(gruppo("search", "audit", str(other)), "no training episodes yet")
+    config = other / "config.toml"
+    config.write_text(config.read_text().replace("search = 1.0", "exact = 1.0"))
+    refused(gruppo("search", "audit", str(other)), '[rewards] has no "search"')
+    config.write_text('[team]\nprogram = "solo"\n')
+    refused(gruppo("search", "eval", str(other)), 'team.program = "solo"')
+    refused(gruppo("search", "eval", str(trained), "--baseline", "--out", str(other / "config.toml" / "x")), "--out")
