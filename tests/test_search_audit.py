@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from search_states import I, R, a_group, a_state, attempt, failed
@@ -14,7 +15,7 @@ from gruppo.evaluation.search_audit import UNKNOWN, audit_pair, audit_text, audi
 from gruppo.evaluation.search_rounds import continuation
 from gruppo.rewards.search import SearchRewardConfig, search
 from gruppo.rollout import Rollout, RolloutConfig
-from gruppo.search_state import Label
+from gruppo.search_state import Label, Round, Strategy, Verdict, to_json
 from gruppo.teams.base import Role
 from gruppo.teams.search import Search, SearchConfig, SearchFromState
 from gruppo.teams.search.truth import erring
@@ -75,6 +76,19 @@ def test_training_is_looked_at_above_the_mean_of_its_groups() -> None:
     assert report["gain"]["by_checker"] == pytest.approx(0.5) and report["gain"]["by_truth"] == pytest.approx(0)
     even = audit_training([a_group(state, scored(x=I), scored(x=I))], REWARDS)
     assert even["cases"] == [] and even["wrong"] == 2 and even["sentence"].startswith("Nothing rose")
+
+
+def test_a_wrong_label_of_a_later_round_is_found_and_paid_anew() -> None:
+    config = SearchRewardConfig(later=0.5)
+    rewards = {f"search/{name}": part for name, part in search(config, True).items()}
+    episode = attempt(1.0 + 0.5 * config.discount, a=I)
+    later = Round(2, Strategy.SEARCH, "goal", ("more",), hits=("x",), verdicts=(Verdict("x", I, ""),))
+    played = continuation(episode)
+    episode.answer = to_json(replace(played, rounds=(*played.rounds, later), answer="?"))
+    group = a_group(a_state(labels={"a": I}), episode)
+    assert true_reward(group.task, episode, rewards) == pytest.approx(1.0)
+    (case,) = audit_pair([a_group(a_state(labels={"a": I}), scored(c=R))], [group], rewards)["cases"]
+    assert case["document"] == "x" and case["clues"] == ("clue",)
 
 
 def test_without_known_truth_it_says_so() -> None:
