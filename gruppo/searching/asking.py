@@ -12,15 +12,13 @@ from pathlib import Path
 from gruppo.config import load
 from gruppo.data.search_files import folder_name, run_folders
 from gruppo.errors import ConfigError, DataError, GruppoError
-from gruppo.run import RunConfig, assemble, assemble_frozen
+from gruppo.run import RunConfig
 from gruppo.search_state import Document, Meta, checkpoint_of, meta_of
 from gruppo.search_tables import in_order
-from gruppo.stages import start_from
-from gruppo.toolbox import close_tools
-from gruppo.tools.documents import SearchTool
-from gruppo.types import Episode, Task
+from gruppo.searching.playing import CHECKPOINTS, playing
+from gruppo.types import Task
 
-CHECKPOINTS, INDEX = "checkpoints", "index"
+INDEX = "index"
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,9 @@ def ask(question: str, config: RunConfig) -> Asked:
     """Play one attempt at a question. Raises DataError for an empty question or corpus, GruppoError if it broke off."""
     if not question.strip():
         raise DataError("the question is empty")
-    episode = _play(Task("question", question, ""), config)
+    with playing(config) as (rollout, _):
+        (group,) = rollout.collect([Task("question", question, "")], 1, config.seed, "question")
+    (episode,) = group.episodes
     parent = Path(config.team.search.checkpoints) / folder_name(question)
     folder = run_folders(parent)[-1]
     meta = meta_of((folder / "meta.json").read_bytes())
@@ -55,22 +55,3 @@ def ask(question: str, config: RunConfig) -> Asked:
         raise GruppoError(f"the search broke off ({episode.outcome}): {episode.error}; what was done is in {folder}")
     last = checkpoint_of((folder / meta.rounds[-1].file).read_bytes())
     return Asked(meta, in_order(last.state.documents), folder)
-
-
-def _play(task: Task, config: RunConfig) -> Episode:
-    is_local = any(role.engine == "local" for role in config.roles.values())
-    assembly = assemble(config) if is_local else None
-    rollout = assembly.rollout if assembly else assemble_frozen(config)
-    try:
-        if assembly and config.start_from:
-            start_from(Path(config.start_from), assembly.learner)
-        search = next(tool for tool in rollout.tools.values() if isinstance(tool, SearchTool))
-        if not len(search.orchestrator.index):
-            raise DataError(f"{config.tools.corpus}: no documents to search in")
-        (group,) = rollout.collect([task], 1, config.seed, "question")
-        return group.episodes[0]
-    finally:
-        if assembly:
-            assembly.close()
-        else:
-            close_tools(rollout.tools.values())
