@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from gruppo.cli_assess import OVERRIDES, ConfigFiles
+from gruppo.cli_assess import OVERRIDES, ConfigFiles, RunPath
 from gruppo.config import parse_overrides
 
 DEFAULT = "ask"
@@ -63,3 +63,44 @@ def ask_question(
         if document.label != "IRRELEVANT":
             print(f"  {document.label}  [{document.id}] {document.title}")
     print(f"{len(found.meta.rounds) - 1} rounds: {found.folder}")
+
+
+@search.command("check", context_settings=OVERRIDES)
+def check_training(
+    context: typer.Context,
+    config: ConfigFiles = None,
+    rounds: Annotated[
+        Path | None, typer.Option(help="The checkpoints folder of searches. Default: tasks.rounds.folder.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Before a training: are there states, does the model load, does one group differ? Exit code 1 for a problem."""
+    from gruppo.searching import checking
+
+    own = checking.config_of(config or [], rounds, parse_overrides(context.args))
+    found = []
+    for finding in checking.check(own):
+        found.append(finding)
+        if not as_json:
+            print(finding)
+    if as_json:
+        print(json.dumps([{"ok": each.is_ok, "text": each.text} for each in found], ensure_ascii=False, indent=2))
+    if not all(finding.is_ok for finding in found):
+        raise typer.Exit(1)
+
+
+@search.command("merge")
+def merge_checkpoints(
+    run: RunPath,
+    step: Annotated[list[int] | None, typer.Option(help="A checkpoint; repeat for more. Default: all of GRPO.")] = None,
+    policy: Annotated[str, typer.Option(help="The policy whose adapters are merged.")] = "executor",
+    out: Annotated[Path | None, typer.Option(help="Gets {base}-grpo-step{N}/. Default: RUN/merged.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Add a run's adapters into the base: a whole model for each checkpoint, written on the CPU, never over another."""
+    from gruppo.log import Log
+    from gruppo.searching import merging
+
+    found = merging.merge(run, step or [], policy, out, (lambda text: None) if as_json else Log().say)
+    if as_json:
+        print(json.dumps([dataclasses.asdict(each) | {"folder": str(each.folder)} for each in found], indent=2))
