@@ -60,7 +60,8 @@ class OpenAIConfig(Config):
     """Where the endpoint is and how patiently it is asked."""
 
     base_url: str
-    """The address that "/chat/completions" is appended to, as in "http://localhost:8000/v1"."""
+    """The address that "/chat/completions" is appended to, as in "http://localhost:8000/v1". A model in a
+    folder has `folder` instead."""
     model: str = Field(min_length=1)
     """The model's name at the endpoint."""
     api_key_env: str | None = None

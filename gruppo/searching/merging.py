@@ -15,11 +15,11 @@ from transformers import AutoTokenizer, BatchEncoding
 
 from gruppo.chat import render
 from gruppo.config import load, suggest
-from gruppo.errors import ConfigError, StoreError
-from gruppo.export import NEAR, load_exported, plain, whole, write_policy
+from gruppo.errors import CheckpointError, ConfigError, StoreError
+from gruppo.export import NEAR, is_adapter, load_exported, plain, whole, write_policy
 from gruppo.run import RunConfig
 from gruppo.store import Checkpoint, Run
-from gruppo.training.model import ModelConfig
+from gruppo.training.model import ModelConfig, digest_of, load_base
 
 MERGED = "merged"
 QUESTION = "Write search clues for: the birth city of the mayor of Vael"
@@ -39,8 +39,9 @@ def merge(path: Path, steps: Sequence[int], policy: str, out: Path | None, say: 
     """Write `policy` of the checkpoints of `steps` (none given: of all of reinforcement learning) into folders named
     {base}-grpo-step{N} in `out` (None: the run's own folder of merged models).
 
-    Each is whole when it has its name. Raises ConfigError for an unknown policy or step, StoreError, before anything
-    is written, if a folder is there, and for a model that is not what was trained.
+    Each is whole when it has its name. Before anything is written, raises ConfigError for an unknown policy or step,
+    StoreError if a folder is there, CheckpointError for another base; later StoreError for a model that is not what was
+    trained.
     """
     run = Run.open(path)
     config = load(RunConfig, [path / "config.toml"])
@@ -51,6 +52,7 @@ def merge(path: Path, steps: Sequence[int], policy: str, out: Path | None, say: 
     for _, folder in found:
         if folder.exists():
             raise StoreError(f"{folder} is there already: move it away, or give another --out")
+    require_base(config.model, [checkpoint for checkpoint, _ in found])
     parent.mkdir(parents=True, exist_ok=True)
     merged = []
     for checkpoint, folder in found:
@@ -78,6 +80,17 @@ def chosen(run: Run, steps: Sequence[int]) -> list[Checkpoint]:
     return found
 
 
+def require_base(model: ModelConfig, checkpoints: Sequence[Checkpoint]) -> None:
+    """Raises CheckpointError if the base is not what they were trained on. One that was quantized can't be told here:
+    its fingerprint is of the quantized weights."""
+    if model.quantization != "none":
+        return
+    fingerprint = digest_of(load_base(plain(model, device="cpu"))[1].state_dict())
+    for checkpoint in checkpoints:
+        if checkpoint.state["base"] != fingerprint:
+            raise CheckpointError(f"{checkpoint.path}: was trained on another base than model.base = {model.base!r}")
+
+
 def merge_one(model: ModelConfig, checkpoint: Checkpoint, policy: str, folder: Path) -> float:
     """Write one model; returns how far it is from what was trained. Raises StoreError, and leaves nothing, if far."""
     model = plain(model, device="cpu")
@@ -85,6 +98,8 @@ def merge_one(model: ModelConfig, checkpoint: Checkpoint, policy: str, folder: P
     source = checkpoint.path / "policies" / policy
     with whole(folder) as part:
         write_policy(model, source, "merged", part)
+        if not is_adapter(source):  # a whole model, copied
+            return 0.0
         tokenizer = AutoTokenizer.from_pretrained(part, local_files_only=True)
         _, prompt = render(tokenizer, [{"role": "user", "content": QUESTION}])
         difference = float((logits_of(exact, part, prompt) - logits_of(exact, source, prompt)).square().mean().sqrt())
