@@ -98,9 +98,8 @@ def merge_checkpoints(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Add a run's adapters into the base: a whole model for each checkpoint, written on the CPU, never over another."""
-    from gruppo.log import Log
     from gruppo.searching import merging
 
-    found = merging.merge(run, step or [], policy, out, (lambda text: None) if as_json else Log().say)
+    found = merging.merge(run, step or [], policy, out, (lambda text: None) if as_json else print)
     if as_json:
         print(json.dumps([dataclasses.asdict(each) | {"folder": str(each.folder)} for each in found], indent=2))

@@ -16,6 +16,7 @@ from gruppo.config import dump, load
 from gruppo.engine_room import FolderConfig, calls, endpoints, make_engines
 from gruppo.engines.local import LocalEngine
 from gruppo.engines.openai import OpenAIConfig, OpenAIEngine
+from gruppo.engines.unforged import Unforged
 from gruppo.errors import ConfigError
 from gruppo.run import RunConfig, assemble, assemble_frozen, can_play_apart, make_tasks
 from gruppo.training.model import TINY, ModelConfig, load_base, load_frozen, with_values
@@ -117,6 +118,31 @@ def test_a_folder_takes_a_frozen_seat_beside_a_policy(tmp_path: Path, folder: Pa
         assert not can_play_apart(two, assembly.rollout)
     finally:
         assembly.close()
+
+
+def test_processes_play_beside_a_folder_what_one_plays(tmp_path: Path, folder: Path) -> None:
+    found = []
+    for processes in ("1", "2"):
+        keys = {"engines__back__folder": str(folder), "roles__writer__engine": "back", "model__processes": processes}
+        assembly = assemble(config_of(tmp_path, **keys))
+        try:
+            assert assembly.rollout.troupe is None
+            groups = assembly.rollout.collect(make_tasks(config_of(tmp_path), "train")[:3], 2, 0, "a")
+            found.append([turn.action_ids for g in groups for episode in g.episodes for turn in episode.turns])
+        finally:
+            assembly.close()
+    assert found[0] == found[1] and len(found[0]) > 6
+
+
+def test_an_agent_alone_on_a_folder_is_shown_its_calls_as_that_model_writes_them(folder: Path) -> None:
+    keys = {"team__program": "solo", "team__solo__call_format": "template", "tools__names": '["documents"]'}
+    config = loaded(**keys, engines__back__folder=str(folder), roles__agent__engine="back")
+    assembly = assemble(config)
+    assert {name for name, engine in assembly.rollout.engines.items() if isinstance(engine, Unforged)} == {
+        "back",
+        "local",
+    }
+    assembly.close()
 
 
 def test_only_folders_that_are_sat_on_are_loaded_and_no_base_is(tmp_path: Path, folder: Path) -> None:

@@ -35,7 +35,7 @@ from gruppo.teams.base import Role
 from gruppo.teams.search import SearchConfig, SearchFromState
 from gruppo.tools.documents import document_tools
 from gruppo.tools.search import BM25Index, Passage
-from gruppo.types import Episode, Outcome, Request, Sampling, Task
+from gruppo.types import Completion, Episode, Outcome, Request, Sampling, StopReason, Task
 
 PASSAGES = [
     Passage("a", "Vael", "The mayor of Vael is Odo Brin."),
@@ -53,7 +53,7 @@ LATER = replace(
 )
 WEIGHTS = SearchRewardConfig()
 
-Reply = Callable[[Request], str]
+Reply = Callable[[Request], str | Completion]
 
 
 def clues(*texts: str) -> str:
@@ -70,7 +70,7 @@ def collect(
 ) -> list[Episode]:
     """One attempt for each first reply of the executor, all at the same state; `checker` takes that seat."""
 
-    def reply(request: Request) -> str:
+    def reply(request: Request) -> str | Completion:
         if request.context[2] == "executor" and request.context[3]:  # in a later round
             return clues(request.messages[-1]["content"].partition("Sub-goal: ")[2].partition("\n")[0])
         if request.context[2] == "executor":
@@ -306,6 +306,39 @@ def test_only_a_replayed_search_has_later_rounds_and_an_answer() -> None:
         with pytest.raises(ConfigError, match=r"reward\.search\.(later|answer) = .*set team\.search\.replay = true"):
             search(weights, False)
     assert "later" not in search(WEIGHTS, False) and "later" in search(WEIGHTS, True)
+
+
+def overflow(request: Request) -> Completion:
+    return Completion("", (), (), (), "", StopReason.context_overflow)
+
+
+def test_a_checker_s_prompt_that_does_not_fit_is_not_the_clues_fault() -> None:
+    def checker(request: Request) -> str | Completion:
+        return overflow(request) if request.context[1] == 0 else verdicts(request, lambda row: "IMPORTANT")
+
+    full, good = collect([clues("Vael"), clues("Vael")], checker=checker)
+    assert full.outcome == Outcome.judge_failed and full.reward is None and "checker: the prompt" in full.error
+    assert good.reward == pytest.approx(2 - 0.02)
+
+
+def test_a_later_round_that_does_not_fit_takes_nothing_from_the_first() -> None:
+    def checker(request: Request) -> str | Completion:
+        return overflow(request) if request.context[3] else verdicts(request, lambda row: "IMPORTANT")
+
+    (episode,) = collect([clues("mayor of Vael")], weights=REPLAYED, checker=checker, replay=True)
+    assert episode.outcome == Outcome.context_overflow and scores(episode)["important"] == 2.0
+    assert episode.reward == pytest.approx(2.0 - 0.02)
+
+
+@pytest.mark.parametrize("later", [1.0, 0.0])
+def test_a_later_verdict_that_can_t_be_read_is_no_nought_where_it_counts(later: float) -> None:
+    def checker(request: Request) -> str:
+        return "nonsense" if request.context[3] else verdicts(request, lambda row: "IMPORTANT")
+
+    weights = SearchRewardConfig(later=later)
+    (episode,) = collect([clues("mayor of Vael")], weights=weights, checker=checker, replay=True)
+    assert episode.scores["search/later"].value is None and episode.scores["search/important"].value == 2.0
+    assert (episode.outcome == Outcome.judge_failed) is (episode.reward is None) is (later > 0)
 
 
 def test_a_checker_that_breaks_off_a_later_round_takes_the_whole_reward() -> None:

@@ -20,9 +20,10 @@ from gruppo.engine_room import make_engines
 from gruppo.engines.local import LocalEngine
 from gruppo.errors import CheckpointError, ConfigError, StoreError
 from gruppo.run import RunConfig
-from gruppo.searching.merging import merge, name_of
-from gruppo.store import Run
+from gruppo.searching.merging import merge, merge_one, name_of
+from gruppo.store import Checkpoint, Run
 from gruppo.training.grpo import Parts
+from gruppo.training.model import DTYPES
 from gruppo.types import Completion, Request, Sampling
 
 SUBGOALS = [
@@ -140,6 +141,27 @@ def test_another_base_and_spoiled_weights_are_noticed(trained: Trained, tmp_path
     with pytest.raises(CheckpointError, match="was trained on another base"):
         merge(run, [2], "executor", None, str)
     assert not (run / "merged").exists()
+
+
+@pytest.mark.parametrize("changes", [{"dtype": "bfloat16"}, {"quantization": "nf4"}, {"device": "cuda"}])
+def test_however_the_base_is_held_the_merge_is_exact_and_on_the_cpu(
+    trained: Trained, tmp_path: Path, changes: dict[str, str]
+) -> None:
+    model = trained.parts.learner.config.model_copy(update=changes)
+    difference = merge_one(model, Run.open(trained.run).checkpoint(2), "planner", tmp_path / "out")
+    weights = load_file(tmp_path / "out" / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {DTYPES[model.dtype]}
+    assert difference < 1e-5 if model.dtype == "float32" else 0 < difference < 0.1
+
+
+def test_a_model_that_is_not_what_was_trained_is_not_kept(trained: Trained, tmp_path: Path) -> None:
+    shutil.copytree(Run.open(trained.run).checkpoint(2).path, tmp_path / "step")
+    file = tmp_path / "step" / "policies" / "planner" / "adapter_model.safetensors"
+    tensors = load_file(file)
+    save_file({name: tensor * float("nan") for name, tensor in tensors.items()}, file, {"format": "pt"})
+    with pytest.raises(StoreError, match="not kept, its logits are nan from those of"):
+        merge_one(trained.parts.learner.config, Checkpoint(2, tmp_path / "step", {}), "planner", tmp_path / "out")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["step"]
 
 
 def test_a_whole_model_is_copied_and_json_says_where(tmp_path: Path, gruppo: Command) -> None:

@@ -20,7 +20,7 @@ from gruppo.data.rounds import MAX_LISTED, read_rounds
 from gruppo.engines.local import LocalEngine
 from gruppo.errors import ConfigError, DataError, UserError
 from gruppo.run import Assembly, RunConfig, assemble
-from gruppo.search_state import continuation_of
+from gruppo.search_state import Label, continuation_of
 from gruppo.search_tables import one_line
 from gruppo.teams.search.seats import prompt_fields
 from gruppo.training.grpo import check as check_training
@@ -106,8 +106,8 @@ def _data(config: RunConfig) -> Generator[Finding, None, RoundSplit]:
 
 def _model(config: RunConfig, assembly: Assembly, seconds: float) -> Iterator[Finding]:
     sizes = count_parameters(config.model, config.policies)
-    size = next(iter(sizes.values()))[1] if sizes else 0
-    yield Finding(True, f"model {config.model.base}: {size:,} parameters, in memory after {seconds:.1f} s")
+    bases = [total - (0 if config.policies[policy].full else own) for policy, (own, total) in sizes.items()]
+    yield Finding(True, f"model {config.model.base}: {max(bases, default=0):,} parameters, ready after {seconds:.1f} s")
     for policy, (trained, _) in sizes.items():
         yield Finding(True, f"policy {policy}: {trained:,} parameters learn")
     check_training(config.train, assembly.rollout, config.algorithm, config.credit)
@@ -160,7 +160,7 @@ def _told(episode: Episode) -> str:
     if episode.answer is None:
         return f"reward {episode.reward:.3g}; {episode.outcome}"
     first = continuation_of(episode.answer).rounds[0]
-    labels = Counter(verdict.label.value for verdict in first.verdicts)
-    found = ", ".join(f"{count} {label}" for label, count in labels.items()) or "nothing new"
+    labels = Counter(verdict.label for verdict in first.verdicts)
+    found = ", ".join(f"{labels[label]} {label}" for label in Label if labels[label]) or "nothing new"
     clues = " | ".join(one_line(clue, MAX_SHOWN) for clue in first.clues) or first.error
     return f"reward {episode.reward:.3g}; found {found}; clues: {clues}"
