@@ -1,102 +1,34 @@
-"""Training from kept states: what clues are paid, and what goes wrong in a round, from the checker to the clues."""
+"""Training from kept states: what clues are paid, odd clues and collections, the same ground for all, states on disk."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kept_states import LATER, PASSAGES, QUESTION, START, WEIGHTS, clues, collect, first, scores
 
 from gruppo.data.round_splits import given_rounds, round_tasks
-from gruppo.data.rounds import RoundsConfig, RoundState, read_rounds
+from gruppo.data.rounds import RoundsConfig, read_rounds
 from gruppo.data.search_files import RunFiles
-from gruppo.engines.scripted import ScriptedEngine
-from gruppo.errors import ConfigError, DataError, EngineError, RewardError
+from gruppo.errors import DataError, RewardError
 from gruppo.rewards.search import SearchRewardConfig, search
 from gruppo.rollout import Rollout, RolloutConfig
 from gruppo.search_state import (
-    Continuation,
-    Document,
     Label,
     Meta,
     Round,
     State,
     Strategy,
     Target,
-    Verdict,
-    continuation_of,
-    to_json,
 )
-from gruppo.teams.base import Role
 from gruppo.teams.search import SearchConfig, SearchFromState
 from gruppo.tools.documents import document_tools
 from gruppo.tools.search import BM25Index, Passage
-from gruppo.types import Completion, Episode, Outcome, Request, Sampling, StopReason, Task
-
-PASSAGES = [
-    Passage("a", "Vael", "The mayor of Vael is Odo Brin."),
-    Passage("b", "Odo Brin", "The birth city of Odo Brin is Morla."),
-    Passage("c", "Morla", "Morla has a population of 412."),
-    Passage("d", "Vael", "The population of Vael is 99."),
-]
-QUESTION = "What is the birth city of the mayor of Vael?"
-LABELS = {"a": "IMPORTANT", "b": "IMPORTANT", "d": "RELEVANT"}
-TARGETS = (Target("mayor of Vael"), Target("birth city of #1"))
-START = RoundState(QUESTION, 1, 1, "mayor of Vael", State(QUESTION, TARGETS), ("x", "y"), labels=LABELS, result="Morla")
-FOUND = Document("a", "Vael", PASSAGES[0].text, Label.IMPORTANT, "", 1, is_read=True)
-LATER = replace(
-    START, number=3, sub_goal="birth city of Odo Brin", state=replace(START.state, documents=(FOUND,), found=("a",))
-)
-WEIGHTS = SearchRewardConfig()
-
-Reply = Callable[[Request], str | Completion]
-
-
-def clues(*texts: str) -> str:
-    return json.dumps({"clues": texts})
-
-
-def collect(
-    written: Sequence[str],
-    start: RoundState = START,
-    passages: Sequence[Passage] = PASSAGES,
-    weights: SearchRewardConfig = WEIGHTS,
-    checker: Reply | None = None,
-    **settings: object,
-) -> list[Episode]:
-    """One attempt for each first reply of the executor, all at the same state; `checker` takes that seat."""
-
-    def reply(request: Request) -> str | Completion:
-        if request.context[2] == "executor" and request.context[3]:  # in a later round
-            return clues(request.messages[-1]["content"].partition("Sub-goal: ")[2].partition("\n")[0])
-        if request.context[2] == "executor":
-            return written[request.context[1]]
-        assert checker
-        return checker(request)
-
-    config = SearchConfig(**{"checker": "truth", **settings})  # type: ignore[arg-type]
-    team = SearchFromState(config)
-    seats = ["executor", *(["checker"] if checker else [])]
-    roles = {name: Role(name, team.prompts[name], Sampling(max_tokens=64), "script") for name in seats}
-    tools = {tool.name: tool for tool in document_tools(BM25Index(passages))}
-    rewards = {f"search/{part}": own for part, own in search(weights, config.replay).items()}
-    rollout = Rollout(team, roles, {"script": ScriptedEngine(reply)}, tools, rewards, RolloutConfig(retries=0))
-    (group,) = rollout.collect([start.to_task()], len(written), 0, "test")
-    return group.episodes
-
-
-def first(episode: Episode) -> Round:
-    assert episode.answer is not None
-    return continuation_of(episode.answer).rounds[0]
-
-
-def scores(episode: Episode) -> dict[str, float | None]:
-    return {name.removeprefix("search/"): score.value for name, score in episode.scores.items() if score.value != 0}
-
+from gruppo.types import Episode, Outcome, Task
 
 # ---- what is paid ---------------------------------------------------------------------------------------------------
 
@@ -184,171 +116,6 @@ def test_an_empty_index_pays_nothing_and_is_no_failure() -> None:
     (episode,) = collect([clues("mayor of Vael")], passages=[])
     assert episode.outcome == Outcome.completed and not first(episode).hits
     assert first(episode).error == "the search found nothing" and episode.reward == pytest.approx(-0.02)
-
-
-# ---- checkers -------------------------------------------------------------------------------------------------------
-
-
-def verdicts(request: Request, label: Callable[[str], str]) -> str:
-    rows = request.messages[-1]["content"].rpartition("Documents:\n")[2].splitlines()
-    return json.dumps({"documents": [{"number": at, "label": label(row)} for at, row in enumerate(rows, 1)]})
-
-
-def test_a_checker_that_is_down_fails_its_own_attempt_and_no_other() -> None:
-    def checker(request: Request) -> str:
-        if request.context[1] == 1:
-            raise EngineError("connection refused")
-        return verdicts(request, lambda row: "IMPORTANT")
-
-    before, down, after = collect([clues("Vael"), clues("Vael"), clues("Morla")], checker=checker)
-    assert down.outcome == Outcome.engine_failed and down.reward is None and "connection refused" in down.error
-    assert {score.value for score in down.scores.values()} == {None}
-    assert before.reward == pytest.approx(2 - 0.02) == after.reward
-
-
-def test_a_checker_that_talks_nonsense_is_no_reward_of_nought() -> None:
-    def checker(request: Request) -> str:
-        return "I can't" if request.context[1] == 0 else verdicts(request, lambda row: "RELEVANT")
-
-    nonsense, good = collect([clues("Vael"), clues("Vael")], checker=checker)
-    assert nonsense.outcome == Outcome.judge_failed and nonsense.reward is None
-    assert nonsense.error.startswith("reward 'search/") and "checker: " in nonsense.error
-    assert good.outcome == Outcome.completed and good.reward == pytest.approx(0.2 - 0.02)
-
-
-def test_documents_that_a_checker_leaves_out_are_unchecked_and_pay_nothing() -> None:
-    (episode,) = collect([clues("Vael")], checker=lambda request: '{"documents": []}')
-    assert scores(episode) == {"unchecked": 2.0, "clues": 1.0} and episode.outcome == Outcome.completed
-
-
-def test_a_tenth_of_wrong_labels_changes_rewards_and_always_the_same_ones() -> None:
-    passages = [Passage(f"p{number}", f"Vael {number}", f"Here is street{number}.") for number in range(400)]
-    start = replace(START, labels={passage.id: "IMPORTANT" for passage in passages})
-    written = [clues(*(f"street{at}" for at in range(8 * part, 8 * part + 8))) for part in range(40)]
-    right, wrong = (collect(written, start, passages, wrong_labels=share) for share in (0.0, 0.1))
-    again = collect(written, start, passages, wrong_labels=0.1)
-    assert [episode.reward for episode in wrong] == [episode.reward for episode in again]
-    given_ = {v.document: v.label for episode in wrong for v in first(episode).verdicts}
-    flipped = [label for label in given_.values() if label != Label.IMPORTANT]
-    assert len(given_) >= 300 and 0.05 < len(flipped) / len(given_) < 0.16
-    assert set(flipped) == {Label.RELEVANT, Label.IRRELEVANT}
-    assert sum(episode.reward or 0 for episode in wrong) < sum(episode.reward or 0 for episode in right)
-
-
-def by_place(request: Request) -> str:
-    """IMPORTANT is whatever stands first: a checker whose word depends on what else is asked about."""
-    rows = request.messages[-1]["content"].rpartition("Documents:\n")[2].splitlines()
-    labels = ["IMPORTANT", *["IRRELEVANT"] * (len(rows) - 1)]
-    return json.dumps({"documents": [{"number": at, "label": label} for at, label in enumerate(labels, 1)]})
-
-
-@pytest.mark.parametrize("alone", [True, False])
-def test_a_checker_asked_alone_gives_a_shared_document_one_label(alone: bool) -> None:
-    sets = [clues("population of Vael"), clues("mayor of Vael")]  # d stands first in the one, a in the other
-    labels = [
-        {verdict.document: verdict.label for verdict in first(episode).verdicts}
-        for episode in collect(sets, checker=by_place, check_alone=alone)
-    ]
-    shared = labels[0].keys() & labels[1].keys()
-    assert {"a", "d"} <= shared
-    assert all(labels[0][document] == labels[1][document] for document in shared) is alone
-
-
-def test_a_checker_asked_alone_that_fails_on_one_document_is_no_reward() -> None:
-    def checker(request: Request) -> str:
-        return (
-            verdicts(request, lambda row: "IMPORTANT") if "mayor of Vael is" in request.messages[-1]["content"] else "?"
-        )
-
-    (episode,) = collect([clues("Vael")], checker=checker, check_alone=True)
-    labels = {verdict.document: verdict.label for verdict in first(episode).verdicts}
-    assert labels == {"a": Label.IMPORTANT, "d": Label.UNCHECKED} and episode.reward is None
-    assert episode.outcome == Outcome.judge_failed and len(episode.turns) == 3
-
-
-# ---- replay ---------------------------------------------------------------------------------------------------------
-
-REPLAYED = SearchRewardConfig(later=1.0, discount=0.5, answer=3.0)
-
-
-def test_a_replayed_round_is_paid_for_what_it_makes_possible() -> None:
-    written = [clues("mayor of Vael"), clues("zebra")]
-    best, worse = collect(written, weights=REPLAYED, replay=True, max_rounds=8)
-    assert best.answer is not None
-    played = continuation_of(best.answer)
-    assert [each.strategy for each in played.rounds] == ["SEARCH", "READ", "SEARCH", "READ", "VERIFY", "ANSWER"]
-    assert [each.number for each in played.rounds] == [1, 2, 3, 4, 5, 6] and played.answer == "Morla"
-    # b is found two rounds later; what later clues cost is not this round's
-    assert scores(best) == {"found": 1, "important": 1, "relevant": 1, "clues": 1, "later": 0.25, "answer": 1}
-    assert best.reward == pytest.approx(1.0 + 0.1 - 0.02 + 1.0 * 0.25 + 3.0)
-    assert worse.reward is not None and best.reward > worse.reward
-
-
-def test_later_documents_are_discounted_by_their_delay() -> None:
-    def played(*labels: Label | None) -> Continuation:
-        rounds = [Round(number, Strategy.SEARCH, verdicts=(Verdict(str(number), label, ""),) if label else ())
-                  for number, label in enumerate(labels, 1)]  # fmt: skip
-        return Continuation(tuple(rounds), "Morla")
-
-    later, weight = search(REPLAYED, True)["later"]
-    episode = Episode("t", "g", 0, 0)
-    for labels, value in (
-        ((Label.IMPORTANT, None, Label.IMPORTANT), 0.25),
-        ((None, Label.IMPORTANT, Label.IMPORTANT), 0.75),
-        ((Label.IMPORTANT, Label.RELEVANT), 0.0),
-    ):
-        episode.answer = to_json(played(*labels))
-        assert later(START.to_task(), [episode]) == [pytest.approx(value)] and weight == 1.0
-
-
-def test_only_a_replayed_search_has_later_rounds_and_an_answer() -> None:
-    for weights in (SearchRewardConfig(later=0.5), SearchRewardConfig(answer=1.0)):
-        with pytest.raises(ConfigError, match=r"reward\.search\.(later|answer) = .*set team\.search\.replay = true"):
-            search(weights, False)
-    assert "later" not in search(WEIGHTS, False) and "later" in search(WEIGHTS, True)
-
-
-def overflow(request: Request) -> Completion:
-    return Completion("", (), (), (), "", StopReason.context_overflow)
-
-
-def test_a_checker_s_prompt_that_does_not_fit_is_not_the_clues_fault() -> None:
-    def checker(request: Request) -> str | Completion:
-        return overflow(request) if request.context[1] == 0 else verdicts(request, lambda row: "IMPORTANT")
-
-    full, good = collect([clues("Vael"), clues("Vael")], checker=checker)
-    assert full.outcome == Outcome.judge_failed and full.reward is None and "checker: the prompt" in full.error
-    assert good.reward == pytest.approx(2 - 0.02)
-
-
-def test_a_later_round_that_does_not_fit_takes_nothing_from_the_first() -> None:
-    def checker(request: Request) -> str | Completion:
-        return overflow(request) if request.context[3] else verdicts(request, lambda row: "IMPORTANT")
-
-    (episode,) = collect([clues("mayor of Vael")], weights=REPLAYED, checker=checker, replay=True)
-    assert episode.outcome == Outcome.context_overflow and scores(episode)["important"] == 2.0
-    assert episode.reward == pytest.approx(2.0 - 0.02)
-
-
-@pytest.mark.parametrize("later", [1.0, 0.0])
-def test_a_later_verdict_that_can_t_be_read_is_no_nought_where_it_counts(later: float) -> None:
-    def checker(request: Request) -> str:
-        return "nonsense" if request.context[3] else verdicts(request, lambda row: "IMPORTANT")
-
-    weights = SearchRewardConfig(later=later)
-    (episode,) = collect([clues("mayor of Vael")], weights=weights, checker=checker, replay=True)
-    assert episode.scores["search/later"].value is None and episode.scores["search/important"].value == 2.0
-    assert (episode.outcome == Outcome.judge_failed) is (episode.reward is None) is (later > 0)
-
-
-def test_a_checker_that_breaks_off_a_later_round_takes_the_whole_reward() -> None:
-    def checker(request: Request) -> str:
-        if request.context[3]:
-            raise EngineError("connection refused")
-        return verdicts(request, lambda row: "IRRELEVANT")
-
-    (episode,) = collect([clues("zebra Vael")] * 1, weights=REPLAYED, checker=checker, replay=True)
-    assert episode.outcome == Outcome.engine_failed and episode.reward is None
 
 
 # ---- the same ground for all ----------------------------------------------------------------------------------------
