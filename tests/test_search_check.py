@@ -41,6 +41,8 @@ folder = "searches"
 min_clues_per_round = 1
 [rewards]
 search = 1.0
+[sft]
+steps = 0
 [train]
 attempts = 8
 """
@@ -131,6 +133,20 @@ def test_one_reward_for_all_teaches_nothing(gruppo: Command, searches: Path) -> 
     assert ended.code == 1 and found[-1] == (False, "4 rewards, and no two differ: this group teaches nothing")
 
 
+def test_what_was_checked_is_trained_merged_and_takes_its_seat(gruppo: Command, searches: Path) -> None:
+    checked(gruppo, searches)
+    small = ["--train.steps", "2", "--train.attempts", "4", "--eval.stages", "false", "--train.keep_last", "5"]
+    small += ["--train.save_every", "1", "--train.tasks_per_step", "2"]
+    assert gruppo("train", "-c", "config.toml", "--out", "run", *small).code == 0
+    merged = gruppo("search", "merge", "run", "--step", "2")
+    assert merged.code == 0 and merged.out == "step 2: run/merged/tiny-grpo-step2\n"
+    words = ["--engines.trained.folder", "run/merged/tiny-grpo-step2", "--roles.executor.engine", "trained"]
+    words += ["--roles.executor.max_tokens", "14", "--team.search.prompts", "compact", "--json"]
+    ended = gruppo("search", "What is the mayor of Tugrou?", "--corpus", "world:train", *words)
+    found = json.loads(ended.out)
+    assert found["outcome"] == "completed" and found["rounds"][1]["num_clues"] == 1
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -139,6 +155,7 @@ def test_one_reward_for_all_teaches_nothing(gruppo: Command, searches: Path) -> 
         (["--team.program", "search"], "team.program = 'search': kept states are played by"),
         (["--tasks.rounds.evaluation_share", "0.0"], "0 to evaluate on"),
         (["--roles.executor.trained", "false"], "no role is trained"),
+        (["--sft.steps", "5"], "sft.steps = 5: kept states have no gold plan"),
         (["--reward.search.later", "1.0"], "only a replayed search has it"),
         (["--tools.names", "[]"], "the search team has no tool"),
     ],

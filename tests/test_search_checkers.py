@@ -1,4 +1,4 @@
-"""Training from kept states: checkers that are down, err or talk nonsense, and rounds replayed to the end of the run."""
+"""Training from kept states: checkers that are down, err or talk nonsense, and rounds replayed to the end of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training from kept states: what clues are paid, odd clues and collections, the same ground for all, states on disk."""
+"""Training from kept states: what clues are paid, odd clues and collections, the same ground for all, files."""
 
 from __future__ import annotations
 

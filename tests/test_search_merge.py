@@ -119,6 +119,8 @@ def test_what_can_t_be_merged_is_one_line(trained: Trained, tmp_path: Path, grup
     refused(gruppo("search", "merge", run, "--policy", "executer"), "did you mean executor?")
     refused(gruppo("search", "merge", str(tmp_path)), "is not a run folder")
     refused(gruppo("search", "merge", run), "base-grpo-step1 is there already")
+    (tmp_path / "file").write_text("")
+    refused(gruppo("search", "merge", run, "--out", str(tmp_path / "file" / "x")), "x can't be written: NotADirectory")
     early = shutil.copytree(trained.run, tmp_path / "early", ignore=shutil.ignore_patterns("step-*[12]", "merged"))
     refused(gruppo("search", "merge", str(early)), "no checkpoint of reinforcement learning: there are 0; --step takes")
 

@@ -60,6 +60,8 @@ def check(config: RunConfig) -> Iterator[Finding]:
             raise ConfigError("rewards are missing: what clues are paid is [rewards] search = 1.0, or your own")
         if "executor" not in config.roles:
             raise ConfigError("roles.executor is missing: a rule would write the clues, and learn nothing")
+        if config.sft.steps:
+            yield Finding(False, f"sft.steps = {config.sft.steps}: kept states have no gold plan to learn first; set 0")
         split = yield from _data(config)
         started = time.monotonic()
         assembly = assemble(config)

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, BatchEncoding
 
 from gruppo.chat import render
 from gruppo.config import load, suggest
-from gruppo.errors import CheckpointError, ConfigError, StoreError
+from gruppo.errors import CheckpointError, ConfigError, StoreError, boundary
 from gruppo.export import NEAR, is_adapter, load_exported, plain, whole, write_policy
 from gruppo.run import RunConfig
 from gruppo.store import Checkpoint, Run
@@ -53,7 +53,8 @@ def merge(path: Path, steps: Sequence[int], policy: str, out: Path | None, say: 
         if folder.exists():
             raise StoreError(f"{folder} is there already: move it away, or give another --out")
     require_base(config.model, [checkpoint for checkpoint, _ in found])
-    parent.mkdir(parents=True, exist_ok=True)
+    with boundary(StoreError, f"{parent} can't be written"):
+        parent.mkdir(parents=True, exist_ok=True)
     merged = []
     for checkpoint, folder in found:
         merged.append(Merged(checkpoint.step, folder, merge_one(config.model, checkpoint, policy, folder)))
