@@ -21,6 +21,8 @@ from gruppo.errors import ConfigError, StoreError
 from gruppo.log import Log
 
 DEFAULT = "ask"
+Rounds = Annotated[Path, typer.Option(help="The checkpoints folder of searches to learn from.")]
+Evaluation = Annotated[Path | None, typer.Option(help="Searches of other questions, all for evaluation.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
 
 
@@ -70,13 +72,33 @@ def ask_question(
     print(f"{len(found.meta.rounds) - 1} rounds: {found.folder}")
 
 
+@search.command("check", context_settings=OVERRIDES)
+def check_training(
+    context: typer.Context,
+    rounds: Rounds = Path("checkpoints"),
+    evaluation: Evaluation = None,
+    config: ConfigFiles = None,
+    as_json: AsJson = False,
+) -> None:
+    """Before `search train`: are there states, does the model load, does a group differ? Exit code 1 for a problem."""
+    from gruppo.searching import checking, training
+
+    found = []
+    for finding in checking.check(training.config_of(rounds, evaluation, config or [], parse_overrides(context.args))):
+        found.append(finding)
+        if not as_json:
+            print(finding)
+    if as_json:
+        print(json.dumps([{"ok": each.is_ok, "text": each.text} for each in found], ensure_ascii=False, indent=2))
+    if not all(finding.is_ok for finding in found):
+        raise typer.Exit(1)
+
+
 @search.command("train", context_settings=OVERRIDES)
 def train_executor(
     context: typer.Context,
-    rounds: Annotated[Path, typer.Option(help="The checkpoints folder of searches to learn from.")] = Path(
-        "checkpoints"
-    ),
-    evaluation: Annotated[Path | None, typer.Option(help="Searches of other questions, all for evaluation.")] = None,
+    rounds: Rounds = Path("checkpoints"),
+    evaluation: Evaluation = None,
     config: ConfigFiles = None,
     out: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/executor"),
     epochs: Annotated[int | None, typer.Option(min=1, help="How often each state is taken.")] = None,
@@ -162,6 +184,22 @@ def audit_training(run: RunPath, as_json: AsJson = False) -> None:
 
     found = assessing.audit_run(run)
     print(json.dumps(found, ensure_ascii=False, indent=2) if as_json else audit_text(found))
+
+
+@search.command("merge")
+def merge_checkpoints(
+    run: RunPath,
+    step: Annotated[list[int] | None, typer.Option(help="A checkpoint; repeat for more. Default: all of GRPO.")] = None,
+    policy: Annotated[str, typer.Option(help="The policy whose adapters are merged.")] = "executor",
+    out: Annotated[Path | None, typer.Option(help="Gets {base}-grpo-step{N}/. Default: RUN/merged.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Add a run's adapters into the base: a whole model for each checkpoint, written on the CPU, never over another."""
+    from gruppo.searching import merging
+
+    found = merging.merge(run, step or [], policy, out, (lambda text: None) if as_json else print)
+    if as_json:
+        print(json.dumps([dataclasses.asdict(each) | {"folder": str(each.folder)} for each in found], indent=2))
 
 
 def write_json(path: Path, value: Any) -> None:

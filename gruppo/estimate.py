@@ -19,6 +19,7 @@ from typing import Any
 from rich.console import Console
 from transformers import AutoConfig
 
+from gruppo.engine_room import endpoints
 from gruppo.log import Log
 from gruppo.run import RunConfig
 from gruppo.stages import train
@@ -225,6 +226,8 @@ def notes(config: RunConfig) -> list[str]:
         found.append(
             f"{config.team.program}: one turn of each role was counted; only the team knows how many it takes."
         )
+    if len(endpoints(config.engines)) < len(config.engines):
+        found.append("The models in folders that [engines] names are not counted.")
     if config.tasks.train != "world" or config.tasks.test != "world":
         found.append("Task files are not opened: tasks.num_train, num_validation and num_test were counted.")
     if config.model.device == "cpu":

@@ -7,6 +7,8 @@ It trains and evaluates nothing, and overwrites nothing.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,25 +31,36 @@ def export(model: ModelConfig, checkpoint: Checkpoint, form: Form, out: Path) ->
     A policy that is a whole model goes out as one in either form. Raises StoreError if `out` is there, ConfigError for
     a base that is not.
     """
+    with whole(out) as part:
+        for source in sorted((checkpoint.path / "policies").iterdir()):
+            write_policy(model, source, form, part / source.name)
+    return sorted(folder.name for folder in out.iterdir())
+
+
+@contextmanager
+def whole(out: Path) -> Iterator[Path]:
+    """A folder to write into, which is `out` once the block has ended, and gone if it raises."""
     if out.exists():
         raise StoreError(f"{out} is there already: move it away, or save elsewhere")
     part = out.with_name(f".{out.name}.part")
     shutil.rmtree(part, ignore_errors=True)  # a killed export's
     try:
         with boundary(StoreError, f"{out} can't be written"):
-            for source in sorted((checkpoint.path / "policies").iterdir()):
-                _export_policy(model, source, form, part / source.name)
+            yield part
             part.rename(out)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    return sorted(folder.name for folder in out.iterdir())
 
 
-def _export_policy(model: ModelConfig, source: Path, form: Form, target: Path) -> None:
+def write_policy(model: ModelConfig, source: Path, form: Form, target: Path) -> None:
+    """Write the policy in a checkpoint's folder `source` into the folder `target`, with the tokenizer.
+
+    A merged one is added up in float32, and gets the dtype of `model`, whatever the base was quantized to.
+    """
     if not is_adapter(source):
         shutil.copytree(source, target)
     elif form == "merged":
-        _, base = load_base(_plain(model, dtype="float32"))
+        _, base = load_base(plain(model, dtype="float32"))
         merged: Any = PeftModel.from_pretrained(base, source)
         merged.merge_and_unload().to(DTYPES[model.dtype]).save_pretrained(target)
     else:
@@ -63,7 +76,7 @@ def _export_policy(model: ModelConfig, source: Path, form: Form, target: Path) -
 def load_exported(model: ModelConfig, folder: Path) -> Any:
     """An exported policy as any program would load it: an adapter on its base, or the whole."""
     if not is_adapter(folder):
-        return load_base(_plain(model, base=str(folder)))[1]
+        return load_base(plain(model, base=str(folder)))[1]
     return PeftModel.from_pretrained(load_base(model)[1], folder)
 
 
@@ -89,6 +102,6 @@ def num_same(model: ModelConfig, folder: Path, turn: Turn) -> int:
     return is_same.index(False) if False in is_same else len(is_same)
 
 
-def _plain(model: ModelConfig, **changes: str) -> ModelConfig:
+def plain(model: ModelConfig, **changes: str) -> ModelConfig:
     """How a model is loaded whose weights are all its own."""
     return model.model_copy(update={"quantization": "none", "gradient_checkpointing": False, **changes})

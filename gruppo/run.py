@@ -23,11 +23,9 @@ from gruppo.data.round_splits import round_tasks
 from gruppo.data.rounds import RoundsConfig
 from gruppo.data.selection import GYM, Place, mixture, tasks_of
 from gruppo.data.world import build_world, with_labels, world_tasks
-from gruppo.engines.decoding import Memory
-from gruppo.engines.drafts import Drafts
+from gruppo.engine_room import EngineConfig, calls, endpoints, learner_engine, make_engines
 from gruppo.engines.local import LocalEngine
-from gruppo.engines.openai import OpenAIConfig, OpenAIEngine
-from gruppo.engines.prefix_cache import PrefixCache
+from gruppo.engines.openai import OpenAIEngine
 from gruppo.engines.unforged import Unforged
 from gruppo.errors import ConfigError, boundary
 from gruppo.monitors import Monitor, MonitorConfig
@@ -162,7 +160,7 @@ class RunConfig(Config):
     policies: dict[str, PolicyConfig] = {}
     roles: dict[str, RoleConfig] = {}
     team: TeamConfig = TeamConfig()
-    engines: dict[str, OpenAIConfig] = {}
+    engines: dict[str, EngineConfig] = {}
     tasks: TasksConfig = TasksConfig()
     tools: ToolsConfig = ToolsConfig()
     rewards: dict[str, float] = {}
@@ -202,7 +200,7 @@ def assemble(config: RunConfig, rewards: Mapping[str, Reward] = MappingProxyType
     """
     team = make_team(config.team)
     roles = {name: make_role(config, team, name) for name in order(config.roles, team)}
-    tools = make_tools(config.tools, config.engines, config.tasks.world_seed)
+    tools = make_tools(config.tools, endpoints(config.engines), config.tasks.world_seed)
     found = find_rewards(config, rewards)
     played = {name for role in config.roles.values() for name in (role.policy, role.engine)}
     played |= {config.judge.engine, config.tools.engine}
@@ -210,37 +208,29 @@ def assemble(config: RunConfig, rewards: Mapping[str, Reward] = MappingProxyType
         if idle := set(names) - played:
             raise ConfigError(f"{table}.{min(idle)}: no role plays with it; name it in [roles] or leave it out")
     learner = Learner(config.model, config.policies, config.seed)
-    engines: dict[str, Engine] = {name: OpenAIEngine(engine) for name, engine in config.engines.items()}
-    engines["local"] = LocalEngine(
-        learner.model,
-        learner.tokenizer,
-        activate=learner.sampling,
-        version=learner.version,
-        replicas=learner.replicas,
-        memory=lambda: Memory(
-            PrefixCache(config.model.cache_mb * 2**20, learner.changes), Drafts(config.model.draft_tokens)
-        ),
-    )
+    seated = {role.engine for role in roles.values()}
+    made = {**make_engines(config.engines, config.model, seated), "local": learner_engine(learner)}
+    engines: dict[str, Engine] = {**made}
     if isinstance(team, Solo) and tools:
-        if config.team.solo.call_format == "template" and "local" in {role.engine for role in roles.values()}:
-            team.call_format = call_format(str(learner.tokenizer.get_chat_template()))
-        engines["local"] = Unforged(engines["local"], learner.tokenizer)
+        here = {name: engine for name, engine in made.items() if isinstance(engine, LocalEngine)}
+        if config.team.solo.call_format == "template":
+            for name in seated & here.keys():
+                team.call_format = call_format(str(here[name].tokenizer.get_chat_template()))
+        engines |= {name: Unforged(engine, engine.tokenizer) for name, engine in here.items()}
     of_turns = {name: (find_turn_reward(name), weight) for name, weight in config.credit.turn_rewards.items()}
-    calls = {name: engine.max_concurrency for name, engine in config.engines.items()}
-    rollout = Rollout(team, roles, engines, tools, found, config.rollout, of_turns, calls=calls)
+    rollout = Rollout(team, roles, engines, tools, found, config.rollout, of_turns, calls=calls(config.engines))
     if can_play_apart(config, rollout):
         rollout = replace(rollout, troupe=Troupe(rollout, learner.replicas, partial(renew, config.tools), close_tools))
     return Assembly(learner, rollout, isolation_of(tools.values()))
 
 
 def assemble_frozen(config: RunConfig) -> Rollout:
-    """What plays a config in which no role needs the local engine: no model is loaded, and nothing can be trained."""
+    """What plays a config in which no role needs the local engine: no base is loaded, and nothing can be trained."""
     team = make_team(config.team)
     roles = {name: make_role(config, team, name) for name in order(config.roles, team)}
-    tools = make_tools(config.tools, config.engines, config.tasks.world_seed)
-    engines: dict[str, Engine] = {name: OpenAIEngine(engine) for name, engine in config.engines.items()}
-    calls = {name: engine.max_concurrency for name, engine in config.engines.items()}
-    return Rollout(team, roles, engines, tools, {}, config.rollout, calls=calls)
+    tools = make_tools(config.tools, endpoints(config.engines), config.tasks.world_seed)
+    engines = make_engines(config.engines, config.model, {role.engine for role in roles.values()})
+    return Rollout(team, roles, engines, tools, {}, config.rollout, calls=calls(config.engines))
 
 
 def can_play_apart(config: RunConfig, rollout: Rollout) -> bool:
@@ -306,9 +296,10 @@ def judging(config: RunConfig, name: str) -> tuple[Engine, str]:
             "judge.engine = 'local': the engine that plays can't judge, see docs/rewards.md; serve a model, and name it"
             " in [engines]"
         )
-    if name not in config.engines:
-        raise ConfigError(f"judge.engine = {name!r}: no such entry in [engines]{suggest(name, config.engines)}")
-    own = config.engines[name]
+    servers = endpoints(config.engines)
+    if name not in servers:
+        raise ConfigError(f"judge.engine = {name!r}: no such endpoint in [engines]{suggest(name, servers)}")
+    own = servers[name]
     return OpenAIEngine(own), f"{own.model} at {own.base_url}"
 
 

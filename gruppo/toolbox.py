@@ -98,7 +98,9 @@ def find_tools(name: str, tools: ToolsConfig, engines: Mapping[str, OpenAIConfig
         return list(document_tools(documents, tools.documents_per_clue, tools.documents_per_round))
     if name in SERVICES or name.startswith("mcp:"):
         if tools.engine and tools.engine not in engines:
-            raise ConfigError(f"tools.engine = {tools.engine!r}: no such engine{suggest(tools.engine, engines)}")
+            raise ConfigError(
+                f"tools.engine = {tools.engine!r}: no such endpoint in [engines]{suggest(tools.engine, engines)}"
+            )
         engine = OpenAIEngine(engines[tools.engine]) if tools.engine else None
         index = partial(make_index, tools.corpus, world_seed, tools.index)
         return make_service(name, tools, engine, index, partial(make_python, tools))

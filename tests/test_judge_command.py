@@ -101,7 +101,8 @@ def test_mistakes_in_a_command(gruppo: Command, judge: Server, tmp_path: Path) -
     refused(gruppo("judge", "calibrate", str(file)), "judge.engine is missing")
     refused(gruppo(*words(judge, file, "--judge.mode", "grade")), "judge.mode")
     refused(
-        gruppo(*words(judge, file)[:-4], "--judge.engine", "gradr"), "no such entry in [engines]: did you mean grader?"
+        gruppo(*words(judge, file)[:-4], "--judge.engine", "gradr"),
+        "no such endpoint in [engines]: did you mean grader?",
     )
     refused(gruppo("judge", "calibrate", str(file), "--judge.engine", "local"), "the engine that plays can't judge")
 

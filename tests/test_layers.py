@@ -19,7 +19,7 @@ MODULES = {
 LAYERS = """types errors | config log chat bounded_json episodes prefix_tree replicas child search_state
     | search_tables store monitors doctor weights tool_calls code_blocks tree_attention
     | data tools engines rewards algorithms | teams toolbox | dispatch | rollout | troupe training evaluation
-    | run | lints demonstrations | stages | assess estimate tuning export | pipeline tool searching
+    | engine_room | run | lints demonstrations | stages | assess estimate tuning export | pipeline tool searching
     | cli_data cli_assess cli_pipeline | cli_search
     | cli | __main__"""
 LEVEL = {name: level for level, names in enumerate(LAYERS.split("|")) for name in names.split()}

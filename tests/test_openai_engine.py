@@ -275,6 +275,12 @@ def test_a_key_that_is_missing_or_no_key_is_refused_without_showing_it(server, m
     assert KEY not in str(caught.value)
 
 
+def test_further_fields_are_sent_as_they_are(server):
+    thinking = {"chat_template_kwargs": {"enable_thinking": False}, "top_k": 20}
+    ask(engine(server, extra=thinking))
+    assert {key: server.seen[0][key] for key in thinking} == thinking and server.seen[0]["model"] == "m"
+
+
 @pytest.mark.parametrize(
     "address", ["localhost:8000", "ftp://x", "http://", "http://user:word@host/v1", "http://x/v1?a=b"]
 )

@@ -38,6 +38,20 @@ _OVERFLOW_SIGNS = (  # how servers say that prompt plus limit do not fit
     "context size",
     "prompt is too long",
 )
+_OURS = {  # fields of a request -> what says what they are
+    "model": "engines.<name>.model",
+    "messages": "the team",
+    "temperature": "roles.<name>.temperature",
+    "top_p": "roles.<name>.top_p",
+    "max_tokens": "roles.<name>.max_tokens",
+    "max_completion_tokens": "roles.<name>.max_tokens",
+    "stop": "roles.<name>.stop",
+    "seed": "seed",
+    "n": "the team, which reads one reply",
+    "stream": "the engine, which reads whole replies",
+    "tools": "the team, which reads calls itself",
+    "tool_choice": "the team, which reads calls itself",
+}
 _MAX_DETAIL = 200  # characters of an endpoint's own words in our message
 _SEED_RANGE = 2**31  # the widest that every server takes
 
@@ -46,7 +60,8 @@ class OpenAIConfig(Config):
     """Where the endpoint is and how patiently it is asked."""
 
     base_url: str
-    """The address that "/chat/completions" is appended to, as in "http://localhost:8000/v1"."""
+    """The address that "/chat/completions" is appended to, as in "http://localhost:8000/v1". A model in a
+    folder has `folder` instead."""
     model: str = Field(min_length=1)
     """The model's name at the endpoint."""
     api_key_env: str | None = None
@@ -61,6 +76,16 @@ class OpenAIConfig(Config):
     """The longest wait before the first retry; it doubles with each, and the wait is drawn at random below it."""
     max_concurrency: int = Field(16, ge=1)
     """How many requests are under way at once."""
+    extra: dict[str, Any] = {}
+    """Further fields of each request, as { chat_template_kwargs = { enable_thinking = false } } for Qwen3 at a vLLM or
+    SGLang server."""
+
+    @field_validator("extra")
+    @classmethod
+    def _check_extra(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if taken := value.keys() & _OURS.keys():
+            raise ValueError(f"{min(taken)!r} is set by {_OURS[min(taken)]}; leave it out here")
+        return value
 
     @field_validator("base_url")
     @classmethod
@@ -186,7 +211,7 @@ class OpenAIEngine:
             "max_tokens": sampling.max_tokens,
             "seed": request.seed % _SEED_RANGE,
         }
-        return payload | ({"stop": list(sampling.stop)} if sampling.stop else {})
+        return payload | ({"stop": list(sampling.stop)} if sampling.stop else {}) | self.config.extra
 
     def _read(self, response: httpx2.Response) -> tuple[str, StopReason]:
         try:

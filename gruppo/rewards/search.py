@@ -71,31 +71,34 @@ def search(config: SearchRewardConfig, is_replayed: bool) -> Mapping[str, tuple[
     if is_replayed:
         counts["later"] = (lambda task, played: _later(played, config.discount), config.later)
         counts["answer"] = (lambda task, played: float(is_equal(played.answer or "", task.result)), config.answer)
-    return {name: (counting(part), weight) for name, (part, weight) in counts.items()}
+    return {name: (counting(part, name == "later"), weight) for name, (part, weight) in counts.items()}
 
 
-def counting(part: Part) -> Reward:
-    """A reward function out of a part. Where the checker's word could not be read there is no score: the clues are not
-    to blame. Raises RewardError for an answer that is no continuation."""
+def counting(part: Part, with_later: bool = False) -> Reward:
+    """A reward function out of a part of the first round, or of those after it too. Where the checker's word could not
+    be read, or did not fit its context, there is no score: the clues are not to blame. Raises RewardError for an answer
+    that is no continuation."""
 
     def count(task: Task, episodes: Sequence[Episode]) -> list[Score | float]:
-        return [_score(part, task, episode) for episode in episodes]
+        return [_score(part, task, episode, with_later) for episode in episodes]
 
     return count
 
 
-def _score(part: Part, task: Task, episode: Episode) -> Score | float:
-    if episode.answer is None:  # cut off by the context, say, before a clue was written
-        return part(task, Continuation((Round(0),)))
+def _score(part: Part, task: Task, episode: Episode, with_later: bool) -> Score | float:
+    if episode.answer is None:
+        if episode.error.startswith(CHECKER):  # what was found did not fit its prompt
+            return Score(None, f"{NO_VERDICT}{episode.error}")
+        return part(task, Continuation((Round(0),)))  # cut off by the context before a clue was written
     try:
         played = continuation_of(episode.answer)
     except ValueError as error:
         raise RewardError(
             f'reward "search" is for team.program = "search_from_state"; the answer is no continuation: {error}'
         ) from None
-    first = played.rounds[0]
-    if first.error.startswith(CHECKER):
-        return Score(None, f"{NO_VERDICT}{first.error}")
+    for each in played.rounds if with_later else played.rounds[:1]:
+        if each.strategy == Strategy.SEARCH and each.error.startswith(CHECKER):
+            return Score(None, f"{NO_VERDICT}{each.error}")
     return part(task, played)
 
 

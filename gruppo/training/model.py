@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import json
 import logging
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -60,6 +62,8 @@ class ModelConfig(Config):
     draft_tokens: int = Field(64, ge=0)
     """Guesses at the next tokens fill a decoding forward up to so many, fewer where they are often wrong; 0: none. What
     is sampled stays the same but for rounding."""
+    template: dict[str, bool | int | float | str] = {}
+    """Values that the chat template asks for, as { enable_thinking = false } for Qwen3."""
     allow_download: bool = False
     """Whether a hub id may be fetched; without it nothing reaches for the network."""
 
@@ -113,7 +117,28 @@ def load_base(config: ModelConfig) -> tuple[PreTrainedTokenizerBase, Any]:
     if config.gradient_checkpointing:
         recompute_layers(model)
         give_memory_back()
+    if config.template:
+        tokenizer.chat_template = with_values(config.template, tokenizer.get_chat_template())
     return tokenizer, model.eval()
+
+
+def load_frozen(config: ModelConfig) -> tuple[PreTrainedTokenizerBase, Any]:
+    """As `load_base`, of a model that plays and never learns."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    tokenizer, model = load_base(config.model_copy(update={"gradient_checkpointing": False}))
+    hold_still(model.requires_grad_(False), config.quantization)
+    return tokenizer, model
+
+
+def with_values(values: Mapping[str, Any], template: str) -> str:
+    """A chat template that finds these values given, whoever renders it. Raises ConfigError for one that it does not
+    ask for."""
+    for name in values:
+        if not re.search(rf"\b{re.escape(name)}\b", template):
+            raise ConfigError(f"model.template.{name}: the chat template of this model asks for no such value")
+    given = "".join(f"{{%- set {name} = {json.dumps(value)} -%}}" for name, value in values.items())
+    return given + template
 
 
 @contextmanager

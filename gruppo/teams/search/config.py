@@ -24,6 +24,9 @@ class SearchConfig(Config):
     checker: Literal["words", "truth"] = "words"
     """Who labels documents where there is no role `checker`: "words", by the words of the sub-goal; "truth", by the
     labels in a task's extra_info.documents, which those of the embedded world have."""
+    check_alone: bool = False
+    """Whether a role `checker` is asked about each document in a prompt of its own, so that a document's label does not
+    depend on what else was found: a group is then compared on the same ground, at the price of more requests."""
     wrong_labels: float = Field(0.0, ge=0, le=1)
     """The share of labels that are made wrong on purpose, always the same ones."""
     checkpoints: str = ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gruppo.data.rounds import round_state_of
 from gruppo.search_state import Continuation, Round, State, Strategy, to_json
-from gruppo.teams.base import Cast
+from gruppo.teams.base import Cast, Ended
 from gruppo.teams.search.config import SearchConfig
 from gruppo.teams.search.replies import Plan
 from gruppo.teams.search.seats import Seats
@@ -41,5 +41,8 @@ class SearchFromState:
             def record(played: Round, after: State) -> None:
                 rounds.append(played)
 
-            answer = await play_on(seats, state, start.number + 1, record)
+            try:
+                answer = await play_on(seats, state, start.number + 1, record)
+            except Ended as ended:  # a later prompt that does not fit takes nothing away from this round's clues
+                cast.outcome = ended.outcome
         return to_json(Continuation(tuple(rounds), answer))

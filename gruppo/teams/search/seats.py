@@ -61,17 +61,15 @@ class Seats:
     async def check(
         self, state: State, number: int, sub_goal: str, documents: Sequence[Document]
     ) -> Action[tuple[Verdict, ...]]:
-        """The labels of documents, by the checker's word or by a rule."""
+        """The labels of documents, by the checker's word or by a rule; an error beside labels is of those left out."""
         if not documents:
             return Action("", ())
         if "checker" in self.cast:
-            rows = (
-                f"{at}. {one_line(document.title, 100)} | {one_line(document.text, self.config.tables.cell)}"
-                for at, document in enumerate(documents, 1)
-            )
-            fields = {**self.fields(state, number, sub_goal), "candidates": "\n".join(rows)}
-            action = await self.cast["checker"].act(partial(read_verdicts, documents=documents), **fields)
-            verdicts, text, error = action.value, action.text, action.error
+            apart = [[document] for document in documents] if self.config.check_alone else [documents]
+            said = [await self._checked(state, number, sub_goal, some) for some in apart]
+            read = [action.value for action in said if action.value is not None]
+            verdicts = tuple(verdict for some in read for verdict in some) if read else None
+            text, error = said[-1].text, next((action.error for action in said if action.error), "")
         elif self.config.checker == "truth":
             verdicts, text, error = truth.check(self.task, documents), "", ""
         else:
@@ -79,6 +77,16 @@ class Seats:
         if verdicts and self.config.wrong_labels:
             verdicts = truth.erring(verdicts, state.question, self.config.wrong_labels)
         return Action(text, verdicts, error)
+
+    async def _checked(
+        self, state: State, number: int, sub_goal: str, documents: Sequence[Document]
+    ) -> Action[tuple[Verdict, ...]]:
+        rows = (
+            f"{at}. {one_line(document.title, 100)} | {one_line(document.text, self.config.tables.cell)}"
+            for at, document in enumerate(documents, 1)
+        )
+        fields = {**self.fields(state, number, sub_goal), "candidates": "\n".join(rows)}
+        return await self.cast["checker"].act(partial(read_verdicts, documents=documents), **fields)
 
     async def extract(self, state: State, number: int, sub_goal: str, text: str) -> Action[Extraction]:
         """What a document that was read tells of entities and targets."""

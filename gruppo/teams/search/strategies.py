@@ -81,7 +81,7 @@ async def run_clues(seats: Seats, state: State, played: Round, clues: Sequence[s
         hits=hits,
         verdicts=tuple(verdicts),
         raised=tuple(raised),
-        error=f"checker: {checked.error}" if checked.value is None else _nothing(hits, bool(new or raised)),
+        error=f"checker: {checked.error}" if checked.error else _nothing(hits, bool(new or raised)),
     )
 
 
