@@ -5,10 +5,13 @@ BIN := $(VENV)/bin
 SEED ?= 0
 OUT ?= runs/quickstart
 
-.PHONY: quickstart test test-all lint parity tiny-model clean
+.PHONY: quickstart search-demo test test-all lint parity tiny-model clean
 
 quickstart: $(VENV)/installed ## the main job: a team learns, the report proves it
 	$(BIN)/gruppo quickstart --seed $(SEED) --out $(OUT)
+
+search-demo: $(VENV)/installed ## a deep search whose executor learns to write clues, three seeds, before and after
+	PYTHONWARNINGS=ignore::FutureWarning $(BIN)/python examples/deep_search/demo.py --out runs/search-demo
 
 test: $(VENV)/complete ## ruff and the fast tests
 	$(BIN)/ruff check .
