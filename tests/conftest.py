@@ -4,6 +4,7 @@ Property tests are patient (machines may be busy), and the same each time in `ma
 examples, and for more of them.
 """
 
+import gc
 import os
 
 from command_line import gruppo
@@ -12,6 +13,7 @@ from sandbox_tools import brief, python
 
 __all__ = ["brief", "gruppo", "python"]
 
+gc.set_threshold(100_000, 20, 100)  # as the command line does: torch's and the tests' own objects stay
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch is not imported yet, see command_line.py
 
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

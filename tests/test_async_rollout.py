@@ -368,6 +368,7 @@ def in_a_process(body: Callable[[], None]) -> None:
 # ---- size -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_benchmark_plays_rewards_compares_and_stores(tmp_path: Path) -> None:
     script, file = str(ROOT / "benchmarks" / "episodes.py"), tmp_path / "found.json"
     sizes = "--episodes 96 --max-concurrent 32 --shard 4".split()

@@ -104,6 +104,7 @@ def test_the_installation_is_looked_at(folder: Path) -> None:
     assert "torch 2." in done.stdout and done.stdout.endswith("ready: go on with 02_first_run.py\n")
 
 
+@pytest.mark.slow
 def test_the_first_run(lesson: Lesson, folder: Path) -> None:
     said = lesson("02_first_run.py", *SMALL)
     assert line_of(said, "SFT done: ") == "runs/hello_agents/first_sft"
@@ -172,6 +173,7 @@ def test_mistakes(lesson: Lesson) -> None:
     assert set(re.findall(r"^([0-9+-]+) steps: ", said, re.MULTILINE)) == {"1-2", "3-4"}
 
 
+@pytest.mark.slow
 def test_the_pipeline_and_its_gate(lesson: Lesson, folder: Path) -> None:
     sizes = {"num_epochs": 1, "batch_size": 4, "gradient_accumulation_steps": 2}
     plan = {"data": {"max_samples": 4}, "sft": sizes, "grpo": {**sizes, "num_generations": 4}, "monitoring": {}}
@@ -190,6 +192,7 @@ def test_the_pipeline_and_its_gate(lesson: Lesson, folder: Path) -> None:
     assert said[-1].startswith("stopped before GRPO") and "grpo" not in results and "sft_evaluation" in results
 
 
+@pytest.mark.slow
 def test_search(lesson: Lesson) -> None:
     said = lesson("11_search.py", "--samples", "4", "--epochs", "1", "--tokens", "16", "--trials", "1")
     methods = ["grid", "random", *(["bayesian"] if find_spec("optuna") else [])]
@@ -198,6 +201,7 @@ def test_search(lesson: Lesson) -> None:
     assert f"best of {len(methods)}: " in said
 
 
+@pytest.mark.slow
 def test_two_processes(lesson: Lesson) -> None:
     said = lesson("12_processes.py", *SMALL)
     assert "two processes took the same steps as one" in said

@@ -166,6 +166,7 @@ def records_of(content: bytes) -> list[bytes]:
     return found
 
 
+@pytest.mark.slow
 def test_trackios_database_holds_the_numbers(tmp_path: Path) -> None:
     pytest.importorskip("trackio")
     play(tmp_path, "trackio", RECORDS[:2], kill=True)  # too soon for all of it to be in the database

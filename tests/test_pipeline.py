@@ -341,6 +341,7 @@ def test_killed_in_every_step_it_ends_as_one_that_was_not(out: Path) -> None:
     assert what_is_in(Path("killed")) == what_is_in(out)
 
 
+@pytest.mark.slow
 def test_several_seeds_end_in_one_table(gruppo: Command, out: Path) -> None:
     (Path("all")).mkdir()
     out.rename("all/seed-0")

@@ -157,6 +157,7 @@ def test_a_file_that_is_no_json_is_said_to_be_none(tmp_path: Path) -> None:
         assert expected in str(refusal.value)
 
 
+@pytest.mark.slow
 def test_the_chapters_file_runs_as_it_is(gruppo: Command, tmp_path: Path) -> None:
     rows = [
         {"question": f"{n} plus {n}?", "answer": f"{n}+{n}=<<{n}+{n}={2 * n}>>{2 * n}\n#### {2 * n}"} for n in range(4)

@@ -244,7 +244,7 @@ def drawn(config: StudyConfig, out: Path, count: int) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("method", ["random", "bayesian"])
+@pytest.mark.parametrize("method", [pytest.param("random", marks=pytest.mark.slow), "bayesian"])
 def test_draws_depend_on_the_seed_and_go_on_where_they_were(tmp_path: Path, method: str) -> None:
     space = {"rate": {"low": 1e-6, "high": 1e-4, "log": True}, "rank": {"choice": [8, 16]}}
     config = study_of(tmp_path, method=method, space=space, trials=4)
