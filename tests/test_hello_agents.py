@@ -1,7 +1,7 @@
 """The lessons of examples/hello_agents: each runs as a program, on the packaged model, and says what it should.
 
-Every lesson is a process; all but the first are forked from one that has imported torch, see script_server.py. `make
-test-all` also starts each anew, at its own sizes.
+Every lesson is a process, forked from this one, which has imported torch; `make test-all` also starts each anew, at its
+own sizes.
 """
 
 from __future__ import annotations
@@ -9,15 +9,21 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import multiprocessing
 import os
 import re
+import runpy
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+import gruppo.tool  # noqa: F401  what nearly all lessons take their time with
 
 ROOT = Path(__file__).parents[1]
 LESSONS = ROOT / "examples" / "hello_agents"
@@ -39,25 +45,37 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def lesson(folder: Path) -> Iterator[Lesson]:
+def lesson(folder: Path) -> Lesson:
     """Run a lesson with words; what it printed, once it has ended with the exit code that is expected."""
-    command = [sys.executable, str(ROOT / "tests" / "script_server.py")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as server:
-        assert server.stdin and server.stdout
 
-        def run(script: str, *words: str, code: int = 0) -> str:
-            output = folder / f"{script}.txt"
-            job = {"script": str(LESSONS / script), "words": words, "folder": str(folder), "output": str(output)}
-            server.stdin.write(json.dumps({**job, "seconds": SECONDS}) + "\n")
-            server.stdin.flush()
-            ended = json.loads(server.stdout.readline())
-            said = output.read_text()
-            assert ended == code, f"{script} ended with {ended} (null: after {SECONDS} s), not {code}:\n{said}"
-            assert "Traceback" not in said
-            return said
+    def run(script: str, *words: str, code: int = 0) -> str:
+        output = folder / f"{script}.txt"
+        process = multiprocessing.get_context("fork").Process(target=live, args=(script, words, folder, output))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # threads at a fork
+            process.start()
+        process.join(SECONDS)
+        if process.is_alive() and process.pid:
+            os.killpg(process.pid, signal.SIGKILL)  # and whatever it started
+        process.join()
+        said = output.read_text()
+        assert process.exitcode == code, f"{script} ended with {process.exitcode}, not {code}:\n{said}"
+        assert "Traceback" not in said
+        return said
 
-        yield run
-        server.kill()  # it has nothing to put in order
+    return run
+
+
+def live(script: str, words: Sequence[str], folder: Path, output: Path) -> None:
+    """The life of a process: as `python script words` in that folder."""
+    with output.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.setsid()
+    os.chdir(folder)
+    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # in place of pytest's own
+    sys.argv, sys.path[0] = [script, *words], str(LESSONS)
+    runpy.run_path(str(LESSONS / script), run_name="__main__")
 
 
 def numbers(line: str) -> list[float]:
@@ -104,7 +122,6 @@ def test_the_installation_is_looked_at(folder: Path) -> None:
     assert "torch 2." in done.stdout and done.stdout.endswith("ready: go on with 02_first_run.py\n")
 
 
-@pytest.mark.slow
 def test_the_first_run(lesson: Lesson, folder: Path) -> None:
     said = lesson("02_first_run.py", *SMALL)
     assert line_of(said, "SFT done: ") == "runs/hello_agents/first_sft"

@@ -7,6 +7,7 @@ shapes of all rows and the tokens of its own, back-propagates microbatch after m
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,8 +133,9 @@ def play(rank: int, folder: Path) -> None:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], Tensor]:
     folder = tmp_path_factory.mktemp("ranks")
-    processes.set_forkserver_preload(["torch", "pytest"])  # torch is imported once, not by every rank
-    processes.start_processes(play, (folder,), nprocs=max(WORLDS), start_method="forkserver")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads at a fork, which spares each rank its imports
+        processes.start_processes(play, (folder,), nprocs=max(WORLDS), start_method="fork")
     return torch.load(folder / "found.pt")
 
 
