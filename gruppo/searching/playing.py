@@ -89,7 +89,7 @@ def playing(config: RunConfig) -> Iterator[tuple[Rollout, Mapping[str, str]]]:
     """What plays a config, without rewards, and the fingerprints of its policies; no model is loaded where no role
     needs one. Raises DataError for an empty corpus."""
     is_local = any(role.engine == "local" for role in config.roles.values())
-    if not is_local and (config.start_from or config.policies):
+    if (config.start_from or config.policies) and not any(role.policy for role in config.roles.values()):
         key = "start_from" if config.start_from else f"policies.{min(config.policies)}"
         raise ConfigError(f"{key}: no role plays with a policy; name one in [roles], or leave it out")
     assembly = assemble(config) if is_local else None
