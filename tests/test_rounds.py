@@ -323,6 +323,8 @@ def test_what_only_undrawn_rounds_show_counts_too(tmp_path: Path) -> None:
     for number, state in enumerate((*leaking, State("second", found=("d1",)))):
         played = RoundState("second", 1, 1, "goal", state, ("a", "b"))
         assert len(without_leaks([played], [], seen).training) == (number == 2)
+    told = RoundState("second", 1, 1, "goal", State("second"), ("a", "b"), labels={"d9": "IMPORTANT"})
+    assert without_leaks([told], [], seen).left_out == {"a document labelled in the evaluation": 1}
     asked = RoundState("second", 1, 1, "goal", State("second"), ("a", "what the First question was"))
     assert without_leaks([asked], [], seen).left_out == {"a question of the evaluation": 1}
 
