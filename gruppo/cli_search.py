@@ -19,6 +19,7 @@ from gruppo.cli_assess import OVERRIDES, ConfigFiles, RunPath
 from gruppo.config import load, parse_overrides
 from gruppo.errors import ConfigError, StoreError
 from gruppo.log import Log
+from gruppo.search_tables import one_line
 
 DEFAULT = "ask"
 Rounds = Annotated[Path, typer.Option(help="The checkpoints folder of searches to learn from.")]
@@ -65,10 +66,10 @@ def ask_question(
         rows = [dataclasses.asdict(document) for document in found.documents]
         print(json.dumps(dataclasses.asdict(found.meta) | {"documents": rows}, ensure_ascii=False, indent=2))
         return
-    print(found.meta.answer or "no answer was found")
+    print("\n".join(one_line(line, 10_000) for line in (found.meta.answer or "no answer was found").splitlines()))
     for document in found.documents:
         if document.label != "IRRELEVANT":
-            print(f"  {document.label}  [{document.id}] {document.title}")
+            print(f"  {document.label}  [{one_line(document.id, 200)}] {one_line(document.title, 200)}")
     print(f"{len(found.meta.rounds) - 1} rounds: {found.folder}")
 
 

@@ -234,14 +234,20 @@ def continuation_of(text: str | bytes) -> Continuation:
     return _read(_CONTINUATION, text)
 
 
+def first_fault(error: pydantic.ValidationError) -> str:
+    """What is wrong first, and where, in a line."""
+    first = error.errors(include_url=False)[0]
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+
+
 def _read(adapter: pydantic.TypeAdapter[Any], text: str | bytes) -> Any:
     try:
+        text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
         value = json.loads(text)
         if isinstance(value, dict) and adapter in _WITH_SCHEMA and value.get("schema") != SCHEMA:
             raise ValueError(f"schema {value.get('schema')!r}, expected {SCHEMA!r}")
         return adapter.validate_json(text, strict=True)
     except pydantic.ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise ValueError(first_fault(error)) from None
     except RecursionError:
         raise ValueError("nested too deep") from None

@@ -16,6 +16,7 @@ from gruppo.config import Config
 from gruppo.search_state import Document, Entity, Fact, Label, Note, State, Target, Verdict
 
 ORDER = (Label.IMPORTANT, Label.RELEVANT, Label.UNCHECKED, Label.IRRELEVANT)
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")  # of terminals, of directions
 _REFERENCE = re.compile(r"#(\d{1,3})(?!\d)")
 
 
@@ -39,8 +40,8 @@ class TableLimits(Config):
 
 
 def one_line(text: str, limit: int) -> str:
-    """The text on one line, its end left out if it is longer than `limit` characters."""
-    line = " ".join(text[: 8 * limit].split())
+    """The text on one line, its end left out if it is longer than `limit` characters; control characters are blanks."""
+    line = " ".join(_CONTROLS.sub(" ", text[: 8 * limit]).split())
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 

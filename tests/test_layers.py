@@ -16,7 +16,7 @@ MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for path in (ROOT / "gruppo").rglob("*.py")
 }
-LAYERS = """types errors | config log chat bounded_json episodes prefix_tree replicas child search_state
+LAYERS = """types errors | config log chat bounded_json episodes prefix_tree replicas child search_state words
     | search_tables store monitors doctor weights tool_calls code_blocks tree_attention
     | data tools engines rewards algorithms | teams toolbox | dispatch | rollout | troupe training evaluation
     | engine_room | run | lints demonstrations | stages | assess estimate tuning export | pipeline tool searching

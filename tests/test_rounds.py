@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gruppo.config import load
 from gruppo.data.round_splits import Names, split_rounds, texts_of, without_leaks, words_of
@@ -143,6 +146,16 @@ def a_folder(file: Path) -> None:
     file.mkdir()
 
 
+def a_pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+def a_loop(file: Path) -> None:
+    file.unlink()
+    file.symlink_to(file)
+
+
 DAMAGES = {
     "half": cut_in_half,
     "empty": lambda file: file.write_text(""),
@@ -154,6 +167,10 @@ DAMAGES = {
     "another question's": of_another_question,
     "a folder": a_folder,
     "deep": lambda file: file.write_text("[" * 200_000),
+    "utf-16": lambda file: file.write_bytes(file.read_text().encode("utf-16")),
+    "null": lambda file: file.write_text(file.read_text().replace('"question": "', '"question": null, "x": "')),
+    "a pipe": a_pipe,
+    "a loop": a_loop,
 }
 
 
@@ -168,8 +185,40 @@ def test_a_damaged_file_is_reported_and_the_rest_is_read(folders: Path, tmp_path
     lost = [state for state in whole if state not in found.states]
     assert found.problems and any(str(victim.parent) in problem for problem in found.problems)
     assert lost and len({state.question for state in lost}) == 1 and "skipped: " in found.text()
-    assert all("\n" not in problem for problem in found.problems)
+    assert all("\n" not in problem and ": : " not in problem for problem in found.problems)
     assert len(found.states) + len(lost) == len(whole)
+
+
+@given(st.data())
+def test_a_file_cut_anywhere_is_reported_and_gives_no_other_state(folders: Path, data: st.DataObject) -> None:
+    run = next((folders / "validation").iterdir()) / "run_1"
+    whole = {state.id: state for state in read_rounds(folders / "validation", EVERYTHING).states}
+    file = data.draw(st.sampled_from(sorted(run.iterdir())))
+    content = file.read_bytes()
+    try:
+        file.write_bytes(content[: data.draw(st.integers(0, len(content) - 1))])
+        found = read_rounds(folders / "validation", EVERYTHING)
+    finally:
+        file.write_bytes(content)
+    assert len(found.problems) == 1 and str(file) in found.problems[0]
+    assert all(whole[state.id] == state for state in found.states)
+
+
+def test_a_mark_of_the_encoding_damages_nothing(folders: Path, tmp_path: Path) -> None:
+    root = copied(folders, tmp_path)
+    for file in root.rglob("*.json"):
+        file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert read_rounds(root, RoundsConfig()).states == read_rounds(folders / "train", RoundsConfig()).states
+
+
+def test_copies_of_runs_are_told_and_taken_once(folders: Path, tmp_path: Path) -> None:
+    root = copied(folders, tmp_path)
+    question = sorted(root.iterdir())[0]
+    shutil.copytree(question / "run_1", question / "run_2")
+    shutil.copytree(question, root / "zz-copy")
+    found = read_rounds(root, RoundsConfig())
+    assert found.states == read_rounds(folders / "train", RoundsConfig()).states
+    assert found.problems and all("is a copy" in problem for problem in found.problems)
 
 
 def test_foreign_things_beside_the_searches_are_reported(folders: Path, tmp_path: Path) -> None:
@@ -274,6 +323,8 @@ def test_what_only_undrawn_rounds_show_counts_too(tmp_path: Path) -> None:
     for number, state in enumerate((*leaking, State("second", found=("d1",)))):
         played = RoundState("second", 1, 1, "goal", state, ("a", "b"))
         assert len(without_leaks([played], [], seen).training) == (number == 2)
+    told = RoundState("second", 1, 1, "goal", State("second"), ("a", "b"), labels={"d9": "IMPORTANT"})
+    assert without_leaks([told], [], seen).left_out == {"a document labelled in the evaluation": 1}
     asked = RoundState("second", 1, 1, "goal", State("second"), ("a", "what the First question was"))
     assert without_leaks([asked], [], seen).left_out == {"a question of the evaluation": 1}
 
@@ -288,6 +339,12 @@ def test_what_only_undrawn_rounds_show_counts_too(tmp_path: Path) -> None:
         (["GPT4"], "用GPT4模型", True),
         ([""], "anything", False),
         (["a b c", "d"], "x d y", True),
+        (["José"], "JOSE, who", True),
+        (["ＡＢＣ"], "abc", True),
+        (["สมชาย"], "คุณสมชายไป", True),
+        (["राम"], "राम", True),
+        (["राम"], "रामायण", False),
+        (["who is the mayor"], "Who is: THE mayor?!", True),
     ],
 )
 def test_names_are_found_as_whole_words(names: list[str], text: str, is_in: bool) -> None:

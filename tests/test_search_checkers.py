@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from kept_states import START, WEIGHTS, clues, collect, first, scores
+from kept_states import LATER, START, WEIGHTS, clues, collect, first, scores
 
 from gruppo.errors import ConfigError, EngineError
 from gruppo.rewards.search import SearchRewardConfig, search
@@ -89,6 +89,17 @@ def test_a_checker_asked_alone_gives_a_shared_document_one_label(alone: bool) ->
     shared = labels[0].keys() & labels[1].keys()
     assert {"a", "d"} <= shared
     assert all(labels[0][document] == labels[1][document] for document in shared) is alone
+
+
+def test_a_checker_is_not_asked_again_about_what_is_important_already() -> None:
+    asked: list[str] = []
+
+    def checker(request: Request) -> str:
+        asked.append(request.messages[-1]["content"].rpartition("Documents:\n")[2])
+        return verdicts(request, lambda row: "IRRELEVANT")
+
+    (episode,) = collect([clues("mayor of Vael", "Odo Brin")], LATER, checker=checker)  # a is IMPORTANT in it
+    assert "a" in first(episode).hits and len(asked) == 1 and "mayor of Vael is" not in asked[0]
 
 
 def test_a_checker_asked_alone_that_fails_on_one_document_is_no_reward() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import sqlite3
 import time
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,38 @@ def test_questions_and_documents_of_any_script_find_each_other(query: str, first
     assert ids(BM25Index(CHINESE), query)[0] == first
 
 
+# Of each script without a case of its own above: a question, and the document that answers it.
+SCRIPTS = {
+    "Thai": ("เมืองหลวงของประเทศไทยคืออะไร", "กรุงเทพมหานครเป็นเมืองหลวงของประเทศไทย"),
+    "Lao": ("ນະຄອນຫຼວງຂອງລາວແມ່ນຫຍັງ", "ວຽງຈັນແມ່ນນະຄອນຫຼວງຂອງລາວ"),
+    "Khmer": ("រាជធានីនៃប្រទេសកម្ពុជាជាអ្វី", "ភ្នំពេញជារាជធានីនៃប្រទេសកម្ពុជា"),
+    "Burmese": ("မြန်မာနိုင်ငံ၏မြို့တော်", "နေပြည်တော်သည်မြန်မာနိုင်ငံ၏မြို့တော်ဖြစ်သည်"),
+    "Hindi": ("भारत की राजधानी क्या है?", "भारत की राजधानी नई दिल्ली है।"),
+    "Tamil": ("தமிழ்நாட்டின் தலைநகரம் எது?", "தமிழ்நாட்டின் தலைநகரம் சென்னை."),
+    "Arabic": ("من هو مُحَمَّد", "محمد كاتب من بغداد"),
+    "Hebrew": ("מה זה שָׁלוֹם?", "שלום היא מילה"),
+    "Russian": ("КТО МЭР МОСКВЫ, где ёлка?", "Мэр Москвы сказал, что елка стоит."),
+    "Greek": ("ΟΔΟΣ ΕΛΛΆΔΑΣ", "η οδος της Ελλάδας"),
+    "Turkish": ("İSTANBUL valisi", "İstanbul valisi Davut Gül."),
+    "German": ("große STRASSE", "Die grosse Straße"),
+    "Vietnamese": ("Thủ đô của Việt Nam là gì?", "Hà Nội là thủ đô của Việt Nam."),
+}
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+@pytest.mark.parametrize("form_of_documents", ["NFC", "NFD"])
+def test_every_script_finds_its_document(form: str, form_of_documents: str) -> None:
+    documents = {name: unicodedata.normalize(form_of_documents, text) for name, (_, text) in SCRIPTS.items()}
+    index = BM25Index([*CHINESE, *(Passage(name, "", text) for name, text in documents.items())])
+    for name, (question, _) in SCRIPTS.items():
+        assert ids(index, unicodedata.normalize(form, question))[0] == name
+    assert ids(index, unicodedata.normalize(form, "대한민국 수도"))[0] == "5"
+
+
+def test_signs_are_part_of_words() -> None:
+    assert terms("राजधानी हिन्दी") == ["राजधानी", "हिन्दी"] and terms("ไทย") == ["ไท", "ทย"]
+
+
 def test_a_character_is_found_wherever_it_stands() -> None:
     index = BM25Index(
         [Passage("a", "", "湖山"), Passage("b", "", "西湖"), Passage("c", "", "湖"), Passage("d", "", "江")]
@@ -66,7 +99,7 @@ def test_a_character_is_found_wherever_it_stands() -> None:
 
 
 def test_other_text_has_the_words_it_had() -> None:
-    assert terms("Café a_b, the 3rd!") == ["café", "a", "b", "the", "3rd"]
+    assert terms("Café a_b, the 3rd!") == ["cafe", "a", "b", "the", "3rd"]
     assert terms("杭州在哪里") == ["杭州", "州在", "在哪", "哪里"] and terms("湖") == ["湖"]
 
 
@@ -102,9 +135,13 @@ def test_documents_of_the_same_text_come_once_and_the_list_is_bounded() -> None:
         (" \n ?!\x00😀", Fault.empty),
         ("what is the of and", Fault.stop_words),
         ("请问这是什么", Fault.stop_words),
+        ("what's it, and isn’t he who they'd been themselves?", Fault.stop_words),
+        ("ＷＨＡＴ ｉｓ the 的 of 是", Fault.stop_words),
+        ("請問我們是誰", Fault.stop_words),
         ("word " * 2_000, Fault.too_long),
         ("杭" * 10_000, Fault.too_long),
         ("FOX, red the", Fault.repeated),
+        ("ｆｏｘ réd", Fault.repeated),
     ],
 )
 def test_a_clue_that_tells_nothing_is_not_searched_for(clue: str, fault: Fault) -> None:
@@ -120,6 +157,7 @@ def test_too_many_clues_are_told() -> None:
 
 
 def test_a_word_made_of_stop_characters_still_tells() -> None:
+    assert telling("O'Brien won't sing can't") == ["o", "brien", "sing"]
     assert telling("多样") == ["多样"] and telling("为什么") == [] and telling("Who was the mayor") == ["mayor"]
 
 
@@ -184,6 +222,52 @@ def test_a_kept_index_is_used_again_until_a_file_changes(tmp_path: Path) -> None
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps(vars(CHINESE[1])))
     assert ids(BM25Index.kept(rows, kept), "西湖") == ["2"]
+
+
+@pytest.mark.parametrize("size", [0, 100, 4096, -4096, -1])
+def test_a_cut_index_is_made_anew(tmp_path: Path, size: int) -> None:
+    (tmp_path / "texts").mkdir()
+    for number in range(40):
+        (tmp_path / "texts" / f"{number}.txt").write_text(f"red fox {number} " * 30)
+    whole = BM25Index.kept(tmp_path / "texts", tmp_path / "kept")
+    found = ids(whole, "fox 7")
+    whole.close()
+    (file,) = (tmp_path / "kept").iterdir()
+    file.write_bytes(file.read_bytes()[:size])
+    again = BM25Index.kept(tmp_path / "texts", tmp_path / "kept")
+    assert ids(again, "fox 7") == found and len(again) == 40
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (b"[" * 200_000, "not JSON"),
+        (b'{"id": ' + b"9" * 6_000 + b"}", "not JSON"),
+        (b'{"id": 1, "title": "", "text": ""}', "strings id, title and text"),
+        (b"\xff", "utf-8"),
+        (b'{"id": "1", "title": "", "text": ""}\n' * 2, "'1' is not unique"),
+    ],
+)
+def test_a_damaged_collection_is_told(tmp_path: Path, row: bytes, said: str) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(row)
+    with pytest.raises(DataError, match=said):
+        BM25Index.kept(file, tmp_path / "kept")
+
+
+def test_a_mark_of_the_encoding_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfred fox")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_bytes(b'\xef\xbb\xbf{"id": "1", "title": "", "text": ""}\n')
+    assert BM25Index.from_folder(tmp_path)["a.txt"].text == "red fox" and BM25Index.from_jsonl(rows)["1"].text == ""
+    with pytest.raises(DataError, match="the index can't be written"):
+        BM25Index.kept(tmp_path, rows)
+
+
+def test_a_huge_document_is_excerpted_in_no_time() -> None:
+    started = time.process_time()
+    assert "red fox" in excerpt("word lorem ipsum " * 100_000 + "RED FOX".lower(), ["red", "fox"], 300)
+    assert time.process_time() - started < 2
 
 
 def test_what_is_no_index_is_named(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +22,7 @@ from gruppo.evaluation.search_rounds import (
     tried,
     worths_of,
 )
-from gruppo.search_state import Document, State
+from gruppo.search_state import Continuation, Document, Round, State, Verdict, to_json
 from gruppo.types import Episode, Group, Outcome, Task
 
 TRUE = {"a": I, "b": I, "c": R}
@@ -53,8 +55,17 @@ def test_without_labels_the_pool_says_what_is_important() -> None:
     assert measure([one])["labels"] == "pool" and measure([one])["recall"] == 0
     found = compare([[one]], [[other]])
     assert found["labels"] == "pool" and found["recall"]["before"] == found["recall"]["after"] == 0.5
+    raised = replace(Round(1), raised=(Verdict("t", I, ""),))
+    rose = Episode("", "", 0, 0, answer=to_json(Continuation((raised,))))
+    assert worths_of(tried([a_group(state, rose)]))["q"].important == {"s", "r", "t"}
     mixed = [one, a_group(a_state("k", labels=TRUE), attempt(1.0))]
     assert measure(mixed)["labels"] == "truth and pool"
+
+
+def test_sides_are_paired_by_state_whatever_their_order() -> None:
+    before = [a_group(a_state("one"), attempt(0.0)), a_group(a_state("two"), attempt(5.0))]
+    after = [a_group(a_state("two"), attempt(5.0)), a_group(a_state("one"), attempt(1.0))]
+    assert compare([before], [after])["reward"]["gain_ci95"] == [0.0, 1.0]
 
 
 def test_an_attempt_without_an_answer_found_nothing_and_foreign_tasks_are_refused() -> None:

@@ -164,6 +164,7 @@ def test_what_can_not_be_played_is_refused(tmp_path: Path) -> None:
         (config_of(tasks__test="rounds"), "test", "states within searches"),
         (config_of(), "tset", "expected train, validation, test"),
         (config_of(start_from="run"), "test", "start_from: no role plays with a policy"),
+        (config_of(start_from="run", roles__executor__max_tokens="14"), "test", "start_from: no role plays with"),
         (config_of(policies__executor__rank="4"), "test", "policies.executor: no role plays with a policy"),
     ]:
         with pytest.raises(ConfigError, match=said):
@@ -196,6 +197,13 @@ def test_results_of_something_else_or_damaged_are_told(tmp_path: Path) -> None:
             play_all(config, tmp_path / "a", "validation", 1, quiet())
     with pytest.raises(StoreError, match="can't be written"):
         play_all(config, results / "below", "validation", 1, quiet())
+    foreign = tmp_path / "f" / "results.jsonl"
+    foreign.parent.mkdir()
+    for content in ('{"mine": 1}', "[" * 100_000 + "\n"):  # which is not cut away, either
+        foreign.write_text(content)
+        with pytest.raises(StoreError, match="line"):
+            play_all(config, foreign.parent, "validation", 1, quiet())
+        assert foreign.read_text() == content
     lines = results.read_text().splitlines()
     results.write_text("\n".join([lines[0], lines[1][:50], lines[2], ""]))
     with pytest.raises(StoreError, match="line 2: .*played again"):

@@ -62,6 +62,11 @@ def test_a_document_that_was_found_before_is_not_new() -> None:
     assert with_found(state, [found("a", Label.IMPORTANT)]) == state
 
 
+def test_a_document_without_room_for_a_row_is_found_all_the_same() -> None:
+    state = with_found(State("q"), [found("a", Label.IMPORTANT), found("b")], TableLimits(documents=1))
+    assert [document.id for document in state.documents] == ["a"] and state.found == ("a", "b")
+
+
 def test_text_is_stable_and_no_document_forges_a_row() -> None:
     state = with_found(State("q"), [found("b"), found("a", Label.IMPORTANT)])
     state = with_value(with_targets(state, ["x of y", "z of #1"], LIMITS), 1, "v", "a", LIMITS)

@@ -221,12 +221,19 @@ def test_a_document_can_be_worth_more_for_a_later_sub_goal_and_never_less(tmp_pa
     assert labels == {"a": "IMPORTANT", "b": "IMPORTANT", "d": "RELEVANT"}
 
 
+def test_searches_without_an_important_document_bring_nothing_on(tmp_path: Path) -> None:
+    rounds = play(tmp_path, question="What is the mayor of Kloun?", passages=[Passage("x", "", "A mayor sings here.")])[2]
+    assert rounds[1].round.verdicts and rounds[1].state.idle == 1
+
+
 def test_a_wrong_checker_errs_at_its_rate_and_always_alike() -> None:
     verdicts = [Verdict(str(number), Label.IRRELEVANT, "") for number in range(2000)]
     wrong = truth.erring(verdicts, "q", 0.1)
     assert wrong == truth.erring(verdicts[::-1], "q", 0.1)[::-1] != truth.erring(verdicts, "r", 0.1)
     flipped = [verdict.label for verdict in wrong if verdict.label != Label.IRRELEVANT]
     assert 150 < len(flipped) < 250 and set(flipped) == {Label.IMPORTANT, Label.RELEVANT}
+    worded = [Verdict(verdict.document, verdict.label, "in other words") for verdict in verdicts]
+    assert [verdict.label for verdict in truth.erring(worded, "q", 0.1)] == [verdict.label for verdict in wrong]
     assert truth.erring(verdicts, "q", 0.0) == tuple(verdicts)
     assert all(verdict.label != Label.IRRELEVANT for verdict in truth.erring(verdicts, "q", 1.0))
 

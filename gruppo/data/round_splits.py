@@ -7,8 +7,6 @@ the evaluation is left out, counted, and not repaired.
 from __future__ import annotations
 
 import random
-import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,9 +14,8 @@ from dataclasses import dataclass
 from gruppo.data.base import TaskSet
 from gruppo.data.rounds import Reading, RoundsConfig, RoundState, Seen, documents_of, plain, read_rounds
 from gruppo.errors import DataError
+from gruppo.words import letters
 
-_LETTER = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3\uf900-\ufaff\U00020000-\U0003ffff"  # of a script without blanks
-_WORD = re.compile(f"[{_LETTER}]|[^\\W_{_LETTER}]+")  # such a letter is a word, so names are found inside its runs
 Words = tuple[str, ...]
 
 
@@ -100,7 +97,7 @@ def texts_of(state: RoundState) -> Iterator[str]:
 
 def words_of(text: str) -> Words:
     """The words of a text as they are compared."""
-    return tuple(_WORD.findall(unicodedata.normalize("NFKC", text).casefold()))
+    return tuple(letters(text))
 
 
 class Names:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -159,17 +160,21 @@ def read_rounds(root: str | Path, config: RoundsConfig) -> Reading:
     if not root.is_dir():
         raise DataError(f"{root}: no folder of searches; gruppo search writes one, as does team.search.checkpoints")
     found = Reading()
-    by_question: dict[str, list[RoundState]] = {}
+    by_question: dict[str, dict[str, RoundState]] = {}
     for folder in question_folders(root):
         runs = run_folders(folder)
         if not runs:
             found.problems.append(f"{folder}: not the folder of a question: no run_1 in it")
         for run in runs:
             for state in _states_of(run, config, found):
-                by_question.setdefault(plain(state.question), []).append(state)
+                own = by_question.setdefault(plain(state.question), {})
+                if own.setdefault(state.id, state) is not state:
+                    found.problems.append(
+                        f"{run}: round {state.number} is a copy: run {state.run} has been read before"
+                    )
     num_states = sum(map(len, by_question.values()))
     for question, states in by_question.items():
-        found.states += _drawn(question, states, config)
+        found.states += _drawn(question, list(states.values()), config)
     if num_states > len(found.states):
         found.counts["left out: more than max_samples_per_question"] = num_states - len(found.states)
     found.counts |= {"questions": len(found.seen), "states": len(found.states)}
@@ -245,8 +250,9 @@ def _state(meta: Meta, before: State, played: Round) -> RoundState:
 def _read(path: Path, parse: Callable[[bytes], Read], found: Reading) -> Read | None:
     """What a file holds; None, and a line in the report, if it is not there, not whole or of another kind."""
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ValueError(f"{path.stat().st_size} bytes, more than any file of a search has")
+        facts = path.stat()
+        if facts.st_size > MAX_BYTES or not (stat.S_ISREG(facts.st_mode) or path.is_dir()):
+            raise ValueError(f"no file of a search: {facts.st_size} bytes, more than any has, or no plain file")
         return parse(path.read_bytes())
     except OSError as error:
         found.problems.append(f"{path}: {error.strerror}")

@@ -203,7 +203,8 @@ def audit_text(report: Mapping[str, Any]) -> str:
     """The report for a terminal: its sentence, its counts and its first cases."""
     lines = [report["sentence"]]
     if report["confusion"]:
-        lines.append(f"{report['wrong']} of {report['verdicts']} verdicts are wrong (said, true):")
+        told = " (said, true):" if report["wrong"] else ""
+        lines.append(f"{report['wrong']} of {report['verdicts']} verdicts are wrong{told}")
         lines += [
             f"  {said} is {true}: {count}"
             for said, row in sorted(report["confusion"].items())

@@ -17,6 +17,7 @@ import pydantic
 
 from gruppo.data.rounds import plain
 from gruppo.evaluation.search_rounds import Worth, columns, gain_lines, means_of, of_seeds, paired_gain, source_of
+from gruppo.search_state import first_fault
 from gruppo.types import Outcome
 
 MEASURES = ("right", "documents", "important", "rounds", "tokens")
@@ -71,8 +72,7 @@ def played_of(line: str | bytes) -> Played:
     try:
         return _PLAYED.validate_json(line, strict=True)
     except pydantic.ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise ValueError(first_fault(error)) from None
 
 
 def worths_of(runs: Iterable[Played]) -> dict[str, Worth]:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gruppo.config import load
-from gruppo.data.search_files import folder_name, run_folders
-from gruppo.errors import ConfigError, DataError, GruppoError
+from gruppo.data.search_files import META, folder_name, run_folders
+from gruppo.errors import ConfigError, DataError, GruppoError, StoreError, boundary
 from gruppo.run import RunConfig
 from gruppo.search_state import Document, Meta, checkpoint_of, meta_of
 from gruppo.search_tables import in_order
 from gruppo.searching.playing import CHECKPOINTS, playing
-from gruppo.types import Task
+from gruppo.types import Outcome, Task
 
 INDEX = "index"
 
@@ -49,9 +49,16 @@ def ask(question: str, config: RunConfig) -> Asked:
         (group,) = rollout.collect([Task("question", question, "")], 1, config.seed, "question")
     (episode,) = group.episodes
     parent = Path(config.team.search.checkpoints) / folder_name(question)
-    folder = run_folders(parent)[-1]
-    meta = meta_of((folder / "meta.json").read_bytes())
+    folder, meta = played(parent, episode.outcome)
     if episode.outcome.is_infrastructure:
         raise GruppoError(f"the search broke off ({episode.outcome}): {episode.error}; what was done is in {folder}")
     last = checkpoint_of((folder / meta.rounds[-1].file).read_bytes())
     return Asked(meta, in_order(last.state.documents), folder)
+
+
+def played(parent: Path, outcome: Outcome) -> tuple[Path, Meta]:
+    """The newest run that ended so, or broke off: another process may be asking the same question at this moment."""
+    ends = (str(outcome), "") if outcome.is_infrastructure else (str(outcome),)
+    with boundary(StoreError, f"{parent}: what was just played can't be read"):
+        runs = ((folder, meta_of((folder / META).read_bytes())) for folder in reversed(run_folders(parent)))
+        return next((folder, meta) for folder, meta in runs if meta.outcome in ends)

@@ -89,7 +89,7 @@ def playing(config: RunConfig) -> Iterator[tuple[Rollout, Mapping[str, str]]]:
     """What plays a config, without rewards, and the fingerprints of its policies; no model is loaded where no role
     needs one. Raises DataError for an empty corpus."""
     is_local = any(role.engine == "local" for role in config.roles.values())
-    if not is_local and (config.start_from or config.policies):
+    if (config.start_from or config.policies) and not any(role.policy for role in config.roles.values()):
         key = "start_from" if config.start_from else f"policies.{min(config.policies)}"
         raise ConfigError(f"{key}: no role plays with a policy; name one in [roles], or leave it out")
     assembly = assemble(config) if is_local else None
@@ -176,7 +176,7 @@ def compare_sides(before: Sequence[Path], after: Sequence[Path]) -> dict[str, An
     folders = [*before, *after]
     read = {folder: read_results(folder / RESULTS) for folder in folders}
     for folder in folders:
-        if read[folder][0]["tasks"] != read[folders[0]][0]["tasks"]:
+        if read[folder][0].get("tasks") != read[folders[0]][0].get("tasks"):
             raise ConfigError(f"{folder}: results of other tasks than {folders[0]}; play the same ones on both sides")
     with boundary(ConfigError, "the sides can't be compared"):
         return compare([read[folder][1] for folder in before], [read[folder][1] for folder in after])
@@ -207,10 +207,12 @@ def _results(path: Path, header: Header) -> Iterator[tuple[BinaryIO, dict[tuple[
             raise StoreError(f"{path}: another process writes it; wait for it, or give another --out") from None
         file.seek(0)
         content = file.read()
-        whole = content.rfind(b"\n") + 1
+        whole, first = content.rfind(b"\n") + 1, json.dumps(header)
+        if not whole and not first.encode().startswith(content):
+            raise StoreError(f"{path}: its first line is no header of {SCHEMA}")
         file.truncate(whole)
         if not whole:
-            _append(file, json.dumps(header))
+            _append(file, first)
         own, played = _parse(content[:whole], path) if whole else (header, {})
         if odd := [key for key in header if own.get(key) != header[key]]:
             raise StoreError(f"{path}: holds results with another {odd[0]}; give another --out")
@@ -227,7 +229,7 @@ def _parse(content: bytes, path: Path) -> tuple[Header, dict[tuple[str, int], Pl
             else:
                 run = played_of(line)
                 played[run.key] = run
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise StoreError(f"{path}: line {number}: {error}; remove it, and its run is played again") from None
     if not isinstance(header, dict) or header.get("schema") != SCHEMA:
         raise StoreError(f"{path}: its first line is no header of {SCHEMA}")

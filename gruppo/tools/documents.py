@@ -17,6 +17,7 @@ from gruppo.tools.bigrams import runs
 from gruppo.tools.schema import check_arguments, coerced, cut
 from gruppo.tools.search import BM25Index, Passage, terms
 from gruppo.types import CallContext, ToolResult
+from gruppo.words import folded
 
 SEARCH, READ = "search_documents", "read_document"
 RANK_CONSTANT = 60  # of reciprocal-rank fusion (Cormack, Clarke and Büttcher, SIGIR 2009)
@@ -24,15 +25,19 @@ MAX_SHOWN = 120  # characters of a faulty clue
 MAX_CLUES_READ = 64
 
 STOP_WORDS = frozenset(
-    """a about after all also am an and any are as at be because been before being but by can could did do does doing
-    for from had has have having he her here hers him his how i if in into is it its just me more most my no nor not of
-    on once only or other our out over own she should so some such than that the their them then there these they this
-    those through to too under until up very was we were what when where which while who whom whose why will with would
-    you your""".split()
+    """a about above after again against all also am an and any are as at be because been before being below between
+    both but by can could did do does doing down during each few for from further had has have having he her here hers
+    herself him himself his how i if in into is it its itself just let me more most must my myself no nor not now of off
+    on once only or other ought our ours ourselves out over own same shall she should so some such than that the their
+    theirs them themselves then there these they this those through to too under until up upon very was we were what
+    when where whether which while who whom whose why will with would yet you your yours yourself yourselves""".split()
 )
+_CONTRACTED = re.compile(r"(?:\b(?:ai|ca|sha|wo))?n['’＇]t\b|['’＇](?:s|re|ve|ll|d|m)\b", re.IGNORECASE)
 # What a Chinese question is made of, not what it is about; a run of nothing else tells nothing.
 _STOP_RUN = re.compile(
-    "(?:为什么|请问|什么|怎么|怎样|如何|哪里|哪个|哪些|多少|几|的|了|是|在|和|与|或|也|都|就|吗|呢|吧|啊|么|之|其|此|这|那|哪|谁|有|不)+"
+    "(?:为什么|为何|请问|什么|怎么|怎样|如何|哪里|哪儿|哪个|哪些|多少|几|这个|那个|一个|这里|那里|可以|可是|但是|因为|所以|如果|虽然|以及|或者"
+    "|关于|对于|我们|你们|他们|她们|它们|為什麼|為何|請問|什麼|甚麼|怎麼|怎樣|哪裡|哪裏|哪兒|哪個|這個|那個|一個|這裡|那裡|因為|雖然|關於|對於|我們|你們|他們"
+    "|的|了|着|是|在|和|与|或|也|都|就|吗|呢|吧|啊|呀|么|之|其|此|这|那|哪|谁|有|不|没|我|你|您|他|她|它|及|而|但|被|把|很|还|又|與|嗎|這|誰|個|沒|還|麼)+"
 )
 
 
@@ -110,6 +115,7 @@ class SearchOrchestrator:
 def telling(text: str) -> list[str]:
     """The words of a text that say what it is about: stop words left out, and runs of characters that are only such."""
     idle = {word for run in runs(text) if _STOP_RUN.fullmatch(run) for word in terms(run)}
+    text = _CONTRACTED.sub(" ", text)
     return [word for word in terms(text) if word not in STOP_WORDS and word not in idle]
 
 
@@ -120,11 +126,16 @@ def excerpt(text: str, words: Iterable[str], limit: int) -> str:
         return line
     wanted = set(words)
     starts = range(0, len(line) - limit // 2, max(1, limit // 2))
-    start = max(starts, key=lambda at: (len(wanted & set(terms(line[at : at + limit]))), -at))
+    start = max(starts, key=lambda at: (_num_held(line[at : at + limit], wanted), -at))
     piece = line[max(0, start) : start + limit]
     if start and " " in piece:  # not from the middle of a word
         piece = piece.partition(" ")[2]
     return piece.strip()
+
+
+def _num_held(piece: str, wanted: set[str]) -> int:
+    line = folded(piece)  # a plain look first: of a huge document most pieces have none of the words
+    return len(wanted & set(terms(line))) if any(word in line for word in wanted) else 0
 
 
 class SearchTool:
@@ -179,6 +190,8 @@ class ReadTool:
             passage = self.index[arguments["id"]]
         except KeyError:
             return ToolResult(False, error=f"no document {cut(arguments['id'], 200)!r}")
+        if len(passage.text) <= self.max_output:  # with its lines, each of which may be a sentence
+            return ToolResult(True, passage.text)
         return ToolResult(True, excerpt(passage.text, terms(arguments.get("about", "")), self.max_output))
 
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import sqlite3
-import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,7 +22,7 @@ MAX_TERMS = 256  # of a query, the first distinct ones
 MAX_RESULTS = 10_000
 LARGE, COMMON = 10_000, 0.05  # passages from which on words in more than this share of them are common
 MAPPED_BYTES = 2**31 - 2**16  # SQLite's own limit; what is beyond it is read
-VERSION = 1  # of the file
+VERSION = 2  # of the file
 
 
 @dataclass(frozen=True)
@@ -91,9 +89,12 @@ class BM25Index:
         if path.is_file():
             try:
                 return cls.open(path)
-            except DataError:  # of a kill, of another version: it can always be made anew
+            except DataError:  # cut or damaged: it can always be made anew
                 path.unlink()
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataError(f"{folder}: the index can't be written: {error.strerror}") from error
         return (cls.from_jsonl if is_jsonl else cls.from_folder)(corpus, path)
 
     def __len__(self) -> int:
@@ -154,7 +155,7 @@ def build(database: sqlite3.Connection, passages: Iterable[Passage]) -> None:
         database.executemany("INSERT INTO staged VALUES (?, ?, ?)", rows(passages))
         database.execute("CREATE TABLE passages(number INTEGER PRIMARY KEY, id TEXT UNIQUE, title TEXT, text TEXT)")
         database.execute("INSERT INTO passages(id, title, text) SELECT * FROM staged ORDER BY id")
-        tokens = "tokenize='unicode61 remove_diacritics 2'"
+        tokens = "tokenize=\"unicode61 remove_diacritics 2 categories 'L* N* Co Mn Mc'\""  # marks are parts of words
         database.execute(f"CREATE VIRTUAL TABLE words USING fts5(title, text, content='', {tokens})")
         database.execute(
             "INSERT INTO words(rowid, title, text) SELECT number, indexed(title), indexed(text) FROM passages"
@@ -175,6 +176,7 @@ def mapped(path: str | Path) -> sqlite3.Connection:
     try:
         database.execute(f"PRAGMA mmap_size = {MAPPED_BYTES}")
         database.execute("SELECT term FROM common LIMIT 1")
+        database.execute("SELECT rowid FROM words LIMIT 1")
     except sqlite3.Error:
         database.close()
         raise
@@ -182,9 +184,8 @@ def mapped(path: str | Path) -> sqlite3.Connection:
 
 
 def terms(query: str) -> list[str]:
-    """The distinct words of any string, in lower case: letters and digits only, so nothing of FTS5's syntax is left."""
-    words = re.findall(r"[^\W_]+", asked(unicodedata.normalize("NFC", query)).lower())
-    return list(dict.fromkeys(words))[:MAX_TERMS]
+    """The distinct words of any string, folded: letters and digits only, so nothing of FTS5's syntax is left."""
+    return list(dict.fromkeys(asked(query)))[:MAX_TERMS]
 
 
 def quoted(word: str) -> str:
@@ -227,14 +228,14 @@ def rows(passages: Iterable[Passage]) -> Iterator[tuple[str, str, str]]:
 
 def read_file(file: Path, folder: Path) -> Passage:
     try:
-        return Passage(file.relative_to(folder).as_posix(), file.stem, file.read_text(encoding="utf-8"))
+        return Passage(file.relative_to(folder).as_posix(), file.stem, file.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: {error}") from error
 
 
 def read_jsonl(file: Path) -> Iterator[Passage]:
     try:
-        lines = file.read_text(encoding="utf-8").split("\n")
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: {error}") from error
     for number, line in enumerate(lines, start=1):
@@ -242,7 +243,7 @@ def read_jsonl(file: Path) -> Iterator[Passage]:
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{file}:{number}: not JSON ({error})") from error
         if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in ("id", "title", "text")):
             raise DataError(

@@ -14,16 +14,19 @@ from gruppo.data.base import TaskSet
 from gruppo.data.world.encyclopedia import World
 from gruppo.search_state import Label
 from gruppo.types import Task
+from gruppo.words import words
 
 
 def with_labels(tasks: TaskSet, world: World) -> TaskSet:
     """The tasks with `extra_info.documents`: the id of a sentence -> its label."""
     passages = world.passages
     ids = {sentence: id for id, _, sentence in passages}
+    spoken = {id: f" {' '.join(words(sentence))} " for id, _, sentence in passages}
 
     @cache
     def naming(subject: str) -> tuple[str, ...]:
-        return tuple(id for id, _, sentence in passages if subject.casefold() in sentence.casefold())
+        name = f" {' '.join(words(subject))} "  # as whole words: year 14 is not named by year 144
+        return tuple(id for id, sentence in spoken.items() if name in sentence)
 
     def labels(task: Task) -> Mapping[str, str]:
         steps = [step for step in task.extra_info["plan"] if step["tool"] == "wikipedia"]

@@ -10,10 +10,12 @@ import re
 from collections.abc import Iterable, Sequence
 
 from gruppo.search_state import Document, Label, State, Strategy, Target, Verdict
-from gruppo.search_tables import in_order, resolved
+from gruppo.search_tables import in_order, one_line, resolved
 from gruppo.teams.search.replies import Extraction, Plan
 from gruppo.tools.documents import telling
 
+MAX_QUESTION = 2000  # characters that are taken apart
+MAX_CLUE = 200  # characters, what SearchOrchestrator takes
 MAX_IDLE = 2  # rounds that brought nothing on before what there is has to do
 _ASKING = re.compile(
     r"^(?:what|who|where|which|when)\s+(?:is|are|was|were)\s+|^(?:find|tell me|look up)\s+", re.IGNORECASE
@@ -37,9 +39,10 @@ _FORMS = tuple(
 
 def targets_of(question: str) -> list[str]:
     """What has to be found out, innermost first, each of the others in terms of the one before: "mayor of #1"."""
-    text = " ".join(question.split()).strip(" ?？.。!！")
+    text = one_line(question, MAX_QUESTION).strip(" ?？.。!！")
     if found := _ASKING_CHINESE.match(text):
-        subject, *relations = found[1].split("的")
+        text = found[1]
+        subject, *relations = text.split("的")
         joined = "{1}的{0}"
     else:
         *relations, subject = _THEN.sub(r"\2 of \1", _ASKING.sub("", text)).split(" of ")
@@ -80,7 +83,8 @@ def readable(state: State, goal: str) -> tuple[list[Document], list[Document], l
 
 def clues(state: State, sub_goal: str) -> tuple[str, ...]:
     """The sub-goal and, after searches without a find, each of its words besides."""
-    return (sub_goal, state.question) if not state.idle else (sub_goal, *telling(sub_goal))
+    goal = one_line(sub_goal, MAX_CLUE)
+    return (goal, one_line(state.question, MAX_CLUE)) if not state.idle else (goal, *telling(goal))
 
 
 def check(sub_goal: str, documents: Iterable[Document]) -> tuple[Verdict, ...]:

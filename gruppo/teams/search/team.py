@@ -97,4 +97,6 @@ async def play_on(seats: Seats, state: State, first: int, record: Record) -> str
 def _outcome_of(error: GruppoError | Ended) -> Outcome:
     if isinstance(error, Ended):
         return error.outcome
-    return {EngineError: Outcome.engine_failed, ToolError: Outcome.tool_failed}.get(type(error), Outcome.team_failed)
+    if isinstance(error, EngineError):
+        return Outcome.engine_failed
+    return Outcome.tool_failed if isinstance(error, ToolError) else Outcome.team_failed
