@@ -128,6 +128,21 @@ def test_documents_of_the_same_text_come_once_and_the_list_is_bounded() -> None:
     assert len(SearchOrchestrator(index, limit=4).search(["red"]).hits) == 4
 
 
+def test_a_copy_is_the_document_that_it_copies_whichever_clue_finds_it(tmp_path: Path) -> None:
+    passages = [Passage("b", "fox", "It sleeps."), Passage("a", "den", "It  sleeps."), Passage("c", "fox", "It runs.")]
+    passages += [Passage("d", "lone fox", ""), Passage("e", "lone wolf", "")]
+    path = tmp_path / "kept.index"
+    BM25Index(passages, path).close()
+    for index in (BM25Index(passages), BM25Index.open(path)):
+        search = SearchOrchestrator(index)
+        assert [hit.id for hit in search.search(["den"]).hits] == ["a"]
+        assert {hit.id for hit in search.search(["fox"]).hits} == {"a", "c", "d"}
+        (once, both) = (search.search([clue]).hits[0].score for clue in ("den", "den fox"))
+        assert once == both, "a copy beside its original counts once"
+        assert [hit.id for hit in search.search(["wolf"]).hits] == ["e"], "no text is no copy"
+        index.close()
+
+
 @pytest.mark.parametrize(
     ("clue", "fault"),
     [

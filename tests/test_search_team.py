@@ -222,8 +222,7 @@ def test_a_document_can_be_worth_more_for_a_later_sub_goal_and_never_less(tmp_pa
 
 
 def test_searches_without_an_important_document_bring_nothing_on(tmp_path: Path) -> None:
-    passages = [Passage("x", "", "A mayor sings here.")]
-    _, _, rounds = play(tmp_path, question="What is the mayor of Kloun?", passages=passages)
+    _, _, rounds = play(tmp_path, question="What is the mayor of Kloun?", passages=[Passage("x", "", "A mayor sings.")])
     assert rounds[1].round.verdicts and rounds[1].state.idle == 1
 
 

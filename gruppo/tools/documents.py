@@ -63,7 +63,8 @@ class Found:
 class SearchOrchestrator:
     """Searches an index for several clues and fuses what they find: a document's score is the sum of 1 / (60 + rank).
 
-    `per_clue` documents count of each clue's list; `limit` come out. Documents of the same text come out once.
+    `per_clue` documents count of each clue's list; `limit` come out. Documents of the same text are one, the
+    first of them: a copy is never found again.
     """
 
     index: BM25Index
@@ -78,17 +79,16 @@ class SearchOrchestrator:
         good, faults = self._sorted_out(clues)
         scores: dict[Passage, float] = {}
         for words in good:
-            for rank, passage in enumerate(self.index.search(" ".join(words), self.per_clue), 1):
+            found = map(self.index.original, self.index.search(" ".join(words), self.per_clue))
+            for rank, passage in enumerate(dict.fromkeys(found), 1):
                 scores[passage] = scores.get(passage, 0.0) + 1 / (RANK_CONSTANT + rank)
         best = sorted(scores, key=lambda passage: (-round(scores[passage], 12), passage.id))
-        first = {" ".join(passage.text.split()): passage for passage in reversed(best)}
         wanted = {word for words in good for word in words}
         hits = [
             Hit(passage.id, cut(passage.title, 100), excerpt(passage.text, wanted, self.max_text), scores[passage])
-            for passage in best
-            if first[" ".join(passage.text.split())] is passage
+            for passage in best[: self.limit]
         ]
-        return Found(tuple(hits[: self.limit]), tuple(faults))
+        return Found(tuple(hits), tuple(faults))
 
     def _sorted_out(self, clues: Iterable[str]) -> tuple[list[list[str]], list[FaultyClue]]:
         """The telling words of each clue that can be searched for, and why others can't."""

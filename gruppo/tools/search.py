@@ -22,7 +22,7 @@ MAX_TERMS = 256  # of a query, the first distinct ones
 MAX_RESULTS = 10_000
 LARGE, COMMON = 10_000, 0.05  # passages from which on words in more than this share of them are common
 MAPPED_BYTES = 2**31 - 2**16  # SQLite's own limit; what is beyond it is read
-VERSION = 2  # of the file
+VERSION = 3  # of the file
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,10 @@ class BM25Index:
         words = self._telling(terms(query))
         return list(self._best(tuple(words), k)) if words and k >= 1 else []
 
+    def original(self, passage: Passage) -> Passage:
+        """Of all passages with the same text (white space apart) the one whose id comes first."""
+        return self[self._copies[passage.id]] if passage.id in self._copies else passage
+
     def titled(self, title: str) -> list[Passage]:
         """All passages of that very title, in the order of their ids."""
         words = " ".join(map(quoted, terms(title)))
@@ -133,6 +137,7 @@ class BM25Index:
     def _remember(self) -> None:
         # The index never changes, and the attempts of a group ask the same things: a repeated search costs nothing.
         self._best = lru_cache(maxsize=65_536)(self._rank)
+        self._copies = dict(self._database.execute("SELECT id, original FROM copies"))
         self._common = dict(self._database.execute("SELECT term, count FROM common"))
 
     def _rank(self, words: tuple[str, ...], k: int) -> tuple[tuple[Passage, float], ...]:
@@ -148,7 +153,8 @@ class BM25Index:
 
 
 def build(database: sqlite3.Connection, passages: Iterable[Passage]) -> None:
-    """Fill an empty database: the passages in the order of their ids, their words, and which of these are common."""
+    """Fill an empty database: the passages in the order of their ids, which of them are copies, their words, and which
+    of these are common."""
     database.create_function("indexed", 1, indexed, deterministic=True)
     with database:
         database.execute("CREATE TEMP TABLE staged(id TEXT PRIMARY KEY, title, text) WITHOUT ROWID")
@@ -159,6 +165,12 @@ def build(database: sqlite3.Connection, passages: Iterable[Passage]) -> None:
         database.execute(f"CREATE VIRTUAL TABLE words USING fts5(title, text, content='', {tokens})")
         database.execute(
             "INSERT INTO words(rowid, title, text) SELECT number, indexed(title), indexed(text) FROM passages"
+        )
+        database.create_function("plain", 2, lambda title, text: " ".join((text or title).split()), deterministic=True)
+        database.execute("CREATE TABLE copies(id TEXT PRIMARY KEY, original TEXT)")
+        database.execute(
+            "INSERT INTO copies SELECT id, first FROM (SELECT id, first_value(id) OVER"
+            " (PARTITION BY plain(title, text) ORDER BY number) AS first FROM passages) WHERE id <> first"
         )
         database.execute("CREATE TABLE common(term TEXT PRIMARY KEY, count INTEGER)")
         (size,) = database.execute("SELECT count(*) FROM passages").fetchone()
@@ -177,6 +189,7 @@ def mapped(path: str | Path) -> sqlite3.Connection:
         database.execute(f"PRAGMA mmap_size = {MAPPED_BYTES}")
         database.execute("SELECT term FROM common LIMIT 1")
         database.execute("SELECT rowid FROM words LIMIT 1")
+        database.execute("SELECT id FROM copies LIMIT 1")
     except sqlite3.Error:
         database.close()
         raise
