@@ -118,7 +118,12 @@ def truncation(config: RunConfig) -> Iterator[Lint]:
 
 
 def temperatures(config: RunConfig) -> Iterator[Lint]:
-    """0.7 to 1.2 for what is trained."""
+    """0.7 to 1.2 for what is trained; 0 for the frozen seats around an executor, whose clues they judge."""
+    is_search = config.team.program == "search_from_state"
+    for name, role in config.roles.items():
+        if is_search and role.policy is None and role.temperature:
+            said = "clues of one group are then judged by different draws; 0 compares them on the same ground"
+            yield Lint(f"roles.{name}.temperature", role.temperature, said)
     for name, role in _trained(config):
         key, value = f"roles.{name}.temperature", role.temperature
         if value < 0.7:

@@ -23,6 +23,7 @@ policy = "planner"
 steps = 0
 """
 CASES = [  # rule, overrides, expected key, part of the advice; the value is that of the override for the key
+    ("temperatures", {"roles.checker.temperature": "0.5", "team.program": "search_from_state"}, "on the same ground"),
     ("learning_rates", {"policies.planner.learning_rate": "5e-4"}, "collapse; begin at 1e-05"),
     ("learning_rates", {"policies.planner.learning_rate": "1e-7"}, "hardly moves"),
     ("learning_rates", {"policies.planner.learning_rate": "5e-5", "policies.planner.full": "true"}, "begin at 1e-06"),
