@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -164,9 +165,19 @@ def test_a_folder_with_a_model_of_an_unknown_kind(gruppo: Command, tmp_path: Pat
     refused(gruppo(*training(model__base="model")), "model.base = 'model'")
 
 
-@pytest.mark.parametrize(
-    ("variables", "allow"), [({}, "false"), pytest.param({"HF_HUB_OFFLINE": "1"}, "true", marks=pytest.mark.slow)]
-)
+def test_a_hub_id_reaches_for_nothing(gruppo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reach(host: str, *arguments: object, **options: object) -> None:
+        raise AssertionError(f"reached for {host}")
+
+    monkeypatch.setattr(socket, "getaddrinfo", reach)
+    refused(
+        gruppo(*training(model__base="nobody/nothing")), "model.base = 'nobody/nothing': no such folder, nor cached"
+    )
+    assert not Path("run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("variables", "allow"), [({}, "false"), ({"HF_HUB_OFFLINE": "1"}, "true")])
 def test_a_hub_id_reaches_for_nothing_unless_it_may(tmp_path: Path, variables: dict[str, str], allow: str) -> None:
     """In a process of its own: the libraries read these variables as they are imported, and ask once per process."""
     words = training(str(tmp_path / "run"), model__base="nobody/nothing", model__allow_download=allow)

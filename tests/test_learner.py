@@ -61,7 +61,7 @@ def save_base(folder: Path, architecture: str, seed: int = 3, tied: bool = False
     return folder
 
 
-@pytest.fixture(scope="module", params=["qwen3", "llama"])
+@pytest.fixture(scope="module", params=["qwen3", pytest.param("llama", marks=pytest.mark.slow)])
 def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_base(tmp_path_factory.mktemp(request.param), request.param)
 

@@ -29,7 +29,12 @@ def trained(record: dict[str, float]) -> bool:
     return math.isfinite(record["loss/planner"]) and record["grad_norm/planner"] > 0 and not record["skipped/planner"]
 
 
-@pytest.mark.parametrize("preset", sorted(PRESETS))
+COMMON = ("agentic", "cispo", "dapo", "gspo", "reinforce++", "rloo")  # each with functions of its own
+
+
+@pytest.mark.parametrize(
+    "preset", [pytest.param(name, marks=[] if name in COMMON else pytest.mark.slow) for name in sorted(PRESETS)]
+)
 def test_every_preset_trains_and_its_values_stand_in_the_resolved_config(tmp_path: Path, preset: str) -> None:
     config = config_of(tmp_path, algorithm__preset=preset)
     for key, value in PRESETS[preset].items():

@@ -28,8 +28,9 @@ needs_bitsandbytes = pytest.mark.skipif(
 NF4, INT8 = {"quantization": "nf4"}, {"quantization": "int8"}
 PLAIN_SCALES = {**NF4, "double_quantization": False}
 HALF = {"dtype": "bfloat16"}
+RARE = ("nf4-plain-scales", "int8-bfloat16")  # what only they have is small: make test-all tries them
 QUANTIZED = [
-    pytest.param(how, id=name, marks=needs_bitsandbytes)
+    pytest.param(how, id=name, marks=[needs_bitsandbytes, *([pytest.mark.slow] if name in RARE else [])])
     for name, how in {
         "nf4": NF4,
         "nf4-plain-scales": PLAIN_SCALES,

@@ -125,6 +125,7 @@ def events_of(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return found
 
 
+@pytest.mark.slow
 def test_wandbs_offline_run_holds_the_numbers_and_needs_no_server(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     play(tmp_path, "wandb", RECORDS, kill=True)

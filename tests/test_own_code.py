@@ -45,9 +45,9 @@ def with_reward(tmp_path: Path, name: str, **changes: str) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("infinite", "returned inf for task"),
-        ("short", "returned 1 scores for 2 episodes of task"),
-        ("text", "returned str for task"),
+        pytest.param("infinite", "returned inf for task", marks=pytest.mark.slow),
+        pytest.param("short", "returned 1 scores for 2 episodes of task", marks=pytest.mark.slow),
+        pytest.param("text", "returned str for task", marks=pytest.mark.slow),
         ("raises", "KeyError: 'no price list'"),
         ("nan", "returned NaN"),
         ("missing", "rewards.py has no 'missing'"),

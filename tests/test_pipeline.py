@@ -281,6 +281,7 @@ def test_what_is_gone_is_made_again(out: Path) -> None:
     assert list(stand(out, recipe_of())) == FROM_GRPO
 
 
+@pytest.mark.slow
 def test_a_changed_learning_rate_plays_grpo_and_leaves_sft_alone(gruppo: Command, out: Path) -> None:
     before, sft = what_is_in(out), {file: file.stat().st_mtime_ns for file in (out / "sft").rglob("*")}
     words = ["recipe.toml", "--out", "out", f"--{THRESHOLD}=0", f"--{LEARNING_RATE}=0.003", "--pipeline.save", "merged"]

@@ -135,7 +135,16 @@ def copy_tree(source: Path, target: Path) -> None:
     shutil.copytree(source, target, dirs_exist_ok=True)
 
 
-@pytest.mark.parametrize(("lose", "expected"), LOSSES.items(), ids=lambda value: getattr(value, "__name__", ""))
+FAST = (lose_nothing, lose_the_moments)
+
+
+@pytest.mark.parametrize(
+    ("lose", "expected"),
+    [
+        pytest.param(lose, expected, id=lose.__name__, marks=[] if lose in FAST else pytest.mark.slow)
+        for lose, expected in LOSSES.items()
+    ],
+)
 def test_a_part_that_is_not_restored_is_noticed(
     reference: Path, tmp_path: Path, lose: Callable[[Path, dict[str, Any]], None], expected: set[str]
 ) -> None:

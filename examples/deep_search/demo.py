@@ -76,7 +76,8 @@ def main() -> None:
     print("\n".join(search_rounds.gain_lines(search_rounds.named_gains(states))))
     print("\nThe whole system on the held-out questions, with the untrained executor and with the trained one merged:")
     print(search_runs.compare_text(systems))
-    print("\n".join(audits))
+    for audit in audits:
+        print(audit)
     print(f"\n{time.monotonic() - started:.0f} s; all figures: {out / 'demo.json'}")
 
 
