@@ -313,6 +313,18 @@ def test_a_question_never_comes_apart(tmp_path: Path) -> None:
     assert split_rounds(reading, RoundsConfig(evaluation_share=0)).evaluation == []
 
 
+def test_questions_of_the_same_words_stay_on_one_side(tmp_path: Path) -> None:
+    ways = ("Who rules {}?", "who rules  {}", "Who rules {}!", "WHO rules – {}")
+    for name in ("Vael", "Morla", "Kloun", "Hupo"):
+        for way in ways:
+            simple_run(tmp_path, way.format(name), 1)
+    for seed in range(5):
+        split = split_rounds(read_rounds(tmp_path, EVERYTHING), RoundsConfig(evaluation_share=0.5, seed=seed))
+        sides = [{words_of(state.question) for state in side} for side in (split.training, split.evaluation)]
+        assert [len(side) for side in sides] == [2, 2] and not sides[0] & sides[1] and not split.left_out
+        assert len(split.training) == len(split.evaluation) == 2 * len(ways)
+
+
 def test_what_only_undrawn_rounds_show_counts_too(tmp_path: Path) -> None:
     one = State("first question", entities=(Entity("Odo Brin", (Fact("x", "d9"),)),), found=("d9",))
     kept_run(tmp_path / "e", "first question", [(Round(0), State("first question")), (Round(1, Strategy.READ), one)])

@@ -62,10 +62,15 @@ def round_tasks(config: RoundsConfig, split: str, count: int | None = None) -> T
 
 
 def split_rounds(reading: Reading, config: RoundsConfig) -> RoundSplit:
-    """Some questions for evaluation, the same ones for the same questions and seed, whatever their number of runs."""
-    questions = sorted(reading.seen)
+    """Some questions for evaluation, the same ones for the same questions and seed, whatever their number of runs.
+
+    Questions of the same words stay together, however they are punctuated."""
+    alike: dict[Words, list[str]] = {}
+    for question in sorted(reading.seen):
+        alike.setdefault(words_of(question) or (question,), []).append(question)
+    questions = list(alike.values())
     random.Random(f"split {config.seed}").shuffle(questions)
-    kept = set(questions[: round(config.evaluation_share * len(questions))])
+    kept = {question for same in questions[: round(config.evaluation_share * len(questions))] for question in same}
     evaluation = [state for state in reading.states if plain(state.question) in kept]
     training = [state for state in reading.states if plain(state.question) not in kept]
     return without_leaks(training, evaluation, [reading.seen[question] for question in kept])
