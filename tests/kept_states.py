@@ -1,18 +1,21 @@
-"""Attempts at a kept state of a search, with scripts for the executor and, where it has a seat, for the checker."""
+"""Kept states of searches: attempts at one, with scripts for executor and checker, and whole folders of searches."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from gruppo.data.rounds import RoundState
+from gruppo.data.world import build_world, with_labels, world_tasks
 from gruppo.engines.scripted import ScriptedEngine
 from gruppo.rewards.search import SearchRewardConfig, search
 from gruppo.rollout import Rollout, RolloutConfig
 from gruppo.search_state import Document, Label, Round, State, Target, continuation_of
 from gruppo.teams.base import Role
-from gruppo.teams.search import SearchConfig, SearchFromState
+from gruppo.teams.search import Search, SearchConfig, SearchFromState
+from gruppo.toolbox import world_index
 from gruppo.tools.documents import document_tools
 from gruppo.tools.search import BM25Index, Passage
 from gruppo.types import Completion, Episode, Request, Sampling
@@ -34,6 +37,14 @@ LATER = replace(
 WEIGHTS = SearchRewardConfig()
 
 Reply = Callable[[Request], str | Completion]
+
+
+def search_world(folder: Path, split: str, count: int, families: Sequence[str], corpus: str | None = None) -> None:
+    """Searches of world questions, by rules, over the sentences of their split or of `corpus`, kept in a folder."""
+    team, world = Search(SearchConfig(checkpoints=str(folder), checker="truth")), build_world(0)
+    tools = {tool.name: tool for tool in document_tools(world_index(split if corpus is None else corpus, 0))}
+    tasks = with_labels(world_tasks(world, split, count, families), world)
+    Rollout(team, {}, {}, tools, {}, RolloutConfig()).collect(tasks, 1, 0, "search")
 
 
 def clues(*texts: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kept_states import search_world
 
 from gruppo.config import load
 from gruppo.data.round_splits import Names, split_rounds, texts_of, without_leaks, words_of
@@ -34,21 +35,12 @@ WORLD: World = build_world(0)
 EVERYTHING = RoundsConfig(min_clues_per_round=1, max_samples_per_question=100)
 
 
-def search(folder: Path, split: str, count: int, corpus: str | None = None, runs: int = 1) -> Rollout:
-    """The searches of a split's questions, by rules, in a folder."""
-    team = Search(SearchConfig(checkpoints=str(folder), checker="truth"))
-    tools = {tool.name: tool for tool in document_tools(world_index(split if corpus is None else corpus, 0))}
-    rollout = Rollout(team, {}, {}, tools, {}, RolloutConfig())
-    rollout.collect(with_labels(world_tasks(WORLD, split, count, CHAINS), WORLD), runs, 0, "search")
-    return rollout
-
-
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     root = tmp_path_factory.mktemp("searches")
-    search(root / "train", "train", 12)
-    search(root / "validation", "validation", 6)
-    search(root / "mixed", "train", 9, corpus="")
+    search_world(root / "train", "train", 12, CHAINS)
+    search_world(root / "validation", "validation", 6, CHAINS)
+    search_world(root / "mixed", "train", 9, CHAINS, corpus="")
     yield root
 
 

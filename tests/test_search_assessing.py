@@ -9,18 +9,14 @@ from statistics import fmean
 
 import pytest
 from command_line import Command, refused
+from kept_states import search_world
 from rich.console import Console
 
 from gruppo.config import load
-from gruppo.data.world import build_world, with_labels, world_tasks
 from gruppo.log import Log
-from gruppo.rollout import Rollout, RolloutConfig
 from gruppo.run import RunConfig
 from gruppo.searching import assessing
 from gruppo.stages import train
-from gruppo.teams.search import Search, SearchConfig
-from gruppo.toolbox import world_index
-from gruppo.tools.documents import document_tools
 
 CONFIG = """
 seed = 1
@@ -86,12 +82,9 @@ num_test = 2
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two steps, in states of searches that rules played."""
-    root, world = tmp_path_factory.mktemp("trained"), build_world(0)
+    root = tmp_path_factory.mktemp("trained")
     for split in ("train", "validation"):
-        team = Search(SearchConfig(checkpoints=str(root / split), checker="truth"))
-        tools = {tool.name: tool for tool in document_tools(world_index(split, 0))}
-        tasks = with_labels(world_tasks(world, split, 4, ["lookup-lookup"]), world)
-        Rollout(team, {}, {}, tools, {}, RolloutConfig()).collect(tasks, 1, 0, "search")
+        search_world(root / split, split, 4, ["lookup-lookup"])
     (root / "config.toml").write_text(CONFIG.replace("{root}", str(root)))
     train(load(RunConfig, [root / "config.toml"]), root / "run", False, Log(Console(quiet=True)))
     return root / "run"

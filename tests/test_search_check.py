@@ -9,12 +9,7 @@ from pathlib import Path
 
 import pytest
 from command_line import Command, Ended, refused
-
-from gruppo.data.world import build_world, with_labels, world_tasks
-from gruppo.rollout import Rollout, RolloutConfig
-from gruppo.teams.search import Search, SearchConfig
-from gruppo.toolbox import world_index
-from gruppo.tools.documents import document_tools
+from kept_states import search_world
 
 CONFIG = """
 [model]
@@ -50,12 +45,9 @@ engine = "server"
 
 @pytest.fixture(scope="module")
 def searches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The searches of eight questions, by rules, and one of ten runs cut in half."""
-    folder, world = tmp_path_factory.mktemp("searches"), build_world(0)
-    tools = {tool.name: tool for tool in document_tools(world_index("train", 0))}
-    team = Search(SearchConfig(checkpoints=str(folder), checker="truth"))
-    tasks = with_labels(world_tasks(world, "train", 8, ["lookup", "lookup-lookup"]), world)
-    Rollout(team, {}, {}, tools, {}, RolloutConfig()).collect(tasks, 1, 0, "search")
+    """The searches of eight questions, by rules."""
+    folder = tmp_path_factory.mktemp("searches")
+    search_world(folder, "train", 8, ["lookup", "lookup-lookup"])
     yield folder
 
 

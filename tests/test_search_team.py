@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from kept_states import PASSAGES, QUESTION
 
 from gruppo.config import load
 from gruppo.data.search_files import folder_name, run_folders
@@ -38,13 +39,6 @@ from gruppo.types import Completion, Episode, Outcome, Request, Sampling, Task
 
 WORLD = build_world(0)
 CHAINS = ["lookup", "lookup-lookup", "lookup-lookup-lookup"]
-PASSAGES = [
-    Passage("a", "Vael", "The mayor of Vael is Odo Brin."),
-    Passage("b", "Odo Brin", "The birth city of Odo Brin is Morla."),
-    Passage("c", "Morla", "Morla has a population of 412."),
-    Passage("d", "Vael", "The population of Vael is 99."),
-]
-QUESTION = "What is the birth city of the mayor of Vael?"
 
 
 def collect(

@@ -8,20 +8,16 @@ from pathlib import Path
 
 import pytest
 from command_line import Command, refused
+from kept_states import search_world
 from safetensors.torch import load_file
 
 from gruppo.config import load
-from gruppo.data.world import build_world, with_labels, world_tasks
 from gruppo.errors import ConfigError, DataError, RewardError
 from gruppo.rewards.search import SearchRewardConfig, search
-from gruppo.rollout import Rollout, RolloutConfig
 from gruppo.run import RunConfig
 from gruppo.search_state import continuation_of
 from gruppo.searching.training import config_of
 from gruppo.store import Run
-from gruppo.teams.search import Search, SearchConfig
-from gruppo.toolbox import world_index
-from gruppo.tools.documents import document_tools
 from gruppo.types import Episode, Task
 
 CONFIG = """
@@ -50,7 +46,6 @@ save_every = 1
 [eval]
 modes = ["greedy"]
 """
-WORLD = build_world(0)
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +53,7 @@ def searches(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Searches by rules over each split's own sentences, and the config of a training on them."""
     root = tmp_path_factory.mktemp("searches")
     for split, count in (("train", 6), ("validation", 3)):
-        team = Search(SearchConfig(checkpoints=str(root / split), checker="truth"))
-        tools = {tool.name: tool for tool in document_tools(world_index(split, 0))}
-        tasks = with_labels(world_tasks(WORLD, split, count, ["lookup", "lookup-lookup"]), WORLD)
-        Rollout(team, {}, {}, tools, {}, RolloutConfig()).collect(tasks, 1, 0, "search")
+        search_world(root / split, split, count, ["lookup", "lookup-lookup"])
     (root / "config.toml").write_text(CONFIG)
     return root
 
