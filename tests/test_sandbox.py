@@ -103,6 +103,23 @@ def test_code_may_run_a_few_processes(python: PythonTool) -> None:
         assert run(python, code).output == "1\n"
 
 
+@pytest.mark.parametrize("neighbour", ["namespaces", "landlock"])
+def test_what_another_tool_runs_takes_nothing_from_the_limit_on_processes(python: PythonTool, neighbour: str) -> None:
+    beside = make(neighbour, concurrent=20, seconds=30)
+    busy = "import os, time\nfor _ in range(12):\n    if not os.fork(): break\ntime.sleep(30) #"
+    callers = [threading.Thread(target=pytest.raises, args=(ToolError, run, beside, busy + name)) for name in "abcd"]
+    for caller in callers:
+        caller.start()
+    try:
+        wait_until(lambda: len(children_of(zygote_of(beside))) > 60)
+        code = "import subprocess\nprint(subprocess.run(['echo', 'there'], capture_output=True, text=True).stdout)"
+        assert "there" in run(python, code).output
+    finally:
+        beside.close()
+        for caller in callers:
+            caller.join()
+
+
 def test_the_world_is_empty(python: PythonTool) -> None:
     os.environ["GRUPPO_TEST_SECRET"] = "secret"
     code = "import os, sys\nprint(dict(os.environ), sys.stdin.read() == '', os.listdir('.'))"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import shutil
 import socket
 import struct
@@ -25,7 +26,7 @@ from gruppo.errors import ToolError
 from gruppo.tools.cgroup import make_group, remove_group
 
 GRACE_SECONDS = 20.0  # beyond a call's own limit, until the sandbox itself counts as hung
-USER = 1_900_000_000  # as in the zygote: whom the code runs as if we are root
+USERS = range(0x70000000, 0x7FFF0000)  # numbers that systems give to nobody: whom the code runs as if we are root
 
 PROBE = b"""
 import socket
@@ -181,10 +182,11 @@ class Zygote:
         self.conversations: weakref.WeakSet[Conversation] = weakref.WeakSet()
         self.base = tempfile.mkdtemp(prefix="gruppo-python-")
         os.chmod(self.base, 0o711)
-        is_root = os.getuid() == 0
-        self.group = make_group(USER if is_root and level == "namespaces" else None)
+        # The kernel counts what a user runs, wherever: the zygotes of a machine must not share theirs.
+        user = random.SystemRandom().choice(USERS) if os.getuid() == 0 else None
+        self.group = make_group(user if level == "namespaces" else None)
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        settings = json.dumps({**asdict(limits), "level": level, "base": self.base, "group": self.group})
+        settings = json.dumps({**asdict(limits), "level": level, "base": self.base, "group": self.group, "user": user})
         script = str(Path(__file__).with_name("python_zygote.py"))
         clean = ["-s", "-P", "-S", "-B", "-X", "utf8"]  # -I but for the seed of hashing, the only variable it is given
         try:
@@ -209,7 +211,7 @@ class Zygote:
         except ToolError:
             self.close()
             raise
-        self.isolation = ", ".join(self._words(is_root))
+        self.isolation = ", ".join(self._words(user))
 
     def _try_out(self) -> None:
         """Wait until it is up, then run code that tries what the walls forbid. Raises ToolError saying why."""
@@ -233,13 +235,13 @@ class Zygote:
         if found and self.level != "process":
             raise ToolError(f"a first call got through to: {', '.join(found)}")
 
-    def _words(self, is_root: bool) -> list[str]:
+    def _words(self, user: int | None) -> list[str]:
         words = {
             "namespaces": ["namespaces (own files, processes and network)", "seccomp"],
             "landlock": ["landlock (own files)", "seccomp (no network)"],
             "process": ["process (open network, open files)"],
         }[self.level]
-        return [*words, *["own user"] * is_root, "memory group" if self.group else "memory watched"]
+        return [*words, *["own user"] * (user is not None), "memory group" if self.group else "memory watched"]
 
     def open(self) -> Conversation:
         """A session, or a single call."""

@@ -104,16 +104,17 @@ def new_user_namespace(proc: int, others: int) -> None:
     check(PRCTL(PR_SET_DUMPABLE, 0, 0, 0, 0), "not dumpable")
 
 
-def enter(base: str, user: int) -> int:
+def enter(base: str, user: int | None) -> int:
     """Go on, in a child, as the first process of the zygote's world; the caller waits for it and never returns.
 
-    As root we become `user` first: kernel settings below /proc and much else are root's in any namespace. Returns a
-    descriptor of the /proc we came from. Raises OSError naming the step that this machine refuses.
+    As root we become `user` first: kernel settings below /proc and much else are root's in any namespace. Who is not
+    root gives none. Returns a descriptor of the /proc we came from. Raises OSError naming the step that this machine
+    refuses.
     """
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
     world = NEWNS | NEWPID | NEWNET | NEWIPC | NEWUTS | NEWCGROUP
     paths = library()
-    if os.getuid() == 0:
+    if user is not None:
         check(LIBC.unshare(NEWNS), "unshare")
         build_root(base, paths)
         become(user)

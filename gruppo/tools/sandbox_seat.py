@@ -13,8 +13,6 @@ import sandbox_namespaces as namespaces
 import sandbox_walls as walls
 from sandbox_census import MAX_FILES, empty, resident, size_of
 
-USER = 1_900_000_000  # whom the code runs as if we are root: numbers from here on, of which systems use none
-
 
 class World:
     """What the zygote hands to its supervisors: descriptors of /proc, of what may be read, of the memory group."""
@@ -27,7 +25,7 @@ class World:
             with open(f"{settings['group']}/zygote/cgroup.procs", "w") as members:
                 members.write("0")
         if settings["level"] == "namespaces":
-            self.proc = namespaces.enter(settings["base"], USER)
+            self.proc = namespaces.enter(settings["base"], settings["user"])
             self.readable: list[int] = []
             self.folders: list[int] = []
             return
@@ -61,7 +59,7 @@ class Seat:
     def __init__(self, settings: dict[str, Any], slot: int, world: World) -> None:
         self.settings, self.proc, self.folders = settings, world.proc, world.folders
         self.is_apart = settings["level"] == "namespaces"
-        self.user = USER + slot if os.getuid() == 0 else None
+        self.user = settings["user"] + slot if os.getuid() == 0 else None
         self.disk = settings["disk_mb"] << 20
         self.work = namespaces.WORK if self.is_apart else f"{settings['base']}/{slot}"
         self.ruleset = self.program = None
