@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SEED ?= 0
 OUT ?= runs/quickstart
+export PYTHONDONTWRITEBYTECODE :=  # what was compiled is kept: tests start Python some hundred times
 
 .PHONY: quickstart search-demo test test-all lint parity tiny-model clean
 

@@ -15,6 +15,7 @@ __all__ = ["brief", "gruppo", "python"]
 
 gc.set_threshold(100_000, 20, 100)  # as the command line does: torch's and the tests' own objects stay
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch is not imported yet, see command_line.py
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # nothing here is compiled; bitsandbytes would load the compiler
 
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("searching", patient, max_examples=200)
