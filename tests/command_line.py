@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from one_layer import one_layer
 
 from gruppo.cli import QUICKSTART, main
 from gruppo.store import Run
@@ -64,7 +65,7 @@ def gruppo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 
 def training(out: str = "run", **changes: str) -> list[str]:
     """The words that train the smallest quickstart; `changes` are keys with "__" for the dots."""
-    keys = SMALL | {key.replace("__", "."): value for key, value in changes.items()}
+    keys = SMALL | {"model.base": one_layer()} | {key.replace("__", "."): value for key, value in changes.items()}
     flags = [word for key, value in keys.items() for word in (f"--{key}", value)]
     return ["train", "--config", str(QUICKSTART), "--out", out, *flags]
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
+from one_layer import one_layer
 from rich.console import Console
-from safetensors.torch import load_file, save
 
 from gruppo.config import dump, load
 from gruppo.evaluation.metrics import rollout_metrics
@@ -20,7 +18,6 @@ from gruppo.run import Assembly, RunConfig, assemble, make_tasks
 from gruppo.store import Run
 from gruppo.training.alarms import Alarms
 from gruppo.training.grpo import Parts, grpo
-from gruppo.training.model import TINY
 from gruppo.types import Episode, Reward, Task
 
 # The verifier is cut off before it can say "stop", so every episode has as many plans as steps.
@@ -64,34 +61,16 @@ attempts = 4
 """
 
 
-LATER_LAYERS = tuple(f"model.layers.{number}." for number in (1, 2, 3))
-
-
 def noise(task: Task, episodes: Sequence[Episode]) -> list[float]:
     """A reward that differs between attempts whatever the base can do and depends on what was sampled."""
     return [e.attempt + sum(sum(turn.action_ids) for turn in e.turns) % 97 / 97 for e in episodes]
 
 
-@cache
-def base_files() -> dict[str, bytes]:
-    """The embedded base with the first of its four layers: what the hub does is the same for any number."""
-    files = {path.name: path.read_bytes() for path in TINY.iterdir()}
-    config, tensors = json.loads(files["config.json"]), load_file(TINY / "model.safetensors")
-    config |= {"num_hidden_layers": 1, "layer_types": config["layer_types"][:1]}
-    kept = {name: value for name, value in tensors.items() if not name.startswith(LATER_LAYERS)}
-    weights = save(kept, metadata={"format": "pt"})
-    return files | {"config.json": json.dumps(config).encode(), "model.safetensors": weights}
-
-
 def config_of(tmp_path: Path, **overrides: str) -> RunConfig:
-    """The config of the run, whose base is put beside it."""
-    file, base = tmp_path / "config.toml", tmp_path / "base"
+    """The config of the run."""
+    file = tmp_path / "config.toml"
     file.write_text(CONFIG)
-    if not base.exists():
-        base.mkdir()
-        for name, content in base_files().items():
-            (base / name).write_bytes(content)
-    keys = {"model.base": str(base), **{key.replace("__", "."): value for key, value in overrides.items()}}
+    keys = {"model.base": one_layer(), **{key.replace("__", "."): value for key, value in overrides.items()}}
     return load(RunConfig, [file], keys)
 
 

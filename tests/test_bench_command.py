@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import QUICKSTART, SMALL, Command, refused
+from one_layer import one_layer
 from test_data_sets import BENCHMARKS as FILES
 from test_data_sets import put
 
@@ -32,7 +33,7 @@ from gruppo.stages import train
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A run of one step."""
     threads, out = torch.get_num_threads(), tmp_path_factory.mktemp("trained") / "run"
-    train(load(RunConfig, [QUICKSTART], SMALL | {"model.processes": "1"}), out, False, Log())
+    train(load(RunConfig, [QUICKSTART], SMALL | {"model.base": one_layer(), "model.processes": "1"}), out, False, Log())
     yield out
     torch.set_num_threads(threads)
 

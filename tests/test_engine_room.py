@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from command_line import Command, refused
-from small_run import base_files, config_of
+from one_layer import one_layer
+from small_run import config_of
 from transformers import AutoTokenizer
 
 from gruppo.chat import is_append_only, render
@@ -28,11 +30,7 @@ SERVER = {"engines.server.base_url": "http://127.0.0.1:9/v1", "engines.server.mo
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A model that someone has merged."""
-    path = tmp_path / "merged" / "tiny-grpo-step2"
-    path.mkdir(parents=True)
-    for name, content in base_files().items():
-        (path / name).write_bytes(content)
-    return path
+    return shutil.copytree(one_layer(), tmp_path / "merged" / "tiny-grpo-step2")
 
 
 @pytest.fixture(autouse=True)

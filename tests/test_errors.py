@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from command_line import QUICKSTART, SMALL, Command, Ended, refused, training
+from one_layer import one_layer
 from safetensors.torch import load_file, save_file
 
 from gruppo.config import load
@@ -211,7 +212,7 @@ main()
 def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a base of the user's and a run of one step on it."""
     folder = tmp_path_factory.mktemp("played")
-    shutil.copytree(TINY, folder / "model")
+    shutil.copytree(one_layer(), folder / "model")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         train(load(RunConfig, [QUICKSTART], SMALL | {"model.base": "model"}), Path("run"), False, Log())

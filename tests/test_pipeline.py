@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 import torch
 from command_line import Command, refused
-from small_run import base_files, quiet
+from one_layer import one_layer
+from small_run import quiet
 
 from gruppo.cli import main
 from gruppo.errors import GateError
@@ -75,9 +76,7 @@ class Played:
 
 def put_files(folder: Path) -> Path:
     """A recipe, its reward, and its base: a layer of the embedded one, which solves nothing."""
-    (folder / "base").mkdir()
-    for name, content in base_files().items():
-        (folder / "base" / name).write_bytes(content)
+    shutil.copytree(one_layer(), folder / "base")
     (folder / "reward.py").write_text(NOISE)
     (folder / "recipe.toml").write_text(RECIPE)
     return folder / "recipe.toml"

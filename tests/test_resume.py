@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from one_layer import one_layer
 
 from gruppo.cli import main
 from gruppo.config import load
@@ -31,7 +32,12 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from kill_resume import QUICKSTART, SMALL, can_resume, differences, ending_of  # noqa: E402
 
-SMALLER = SMALL | {"train.tasks_per_step": "2", "train.curriculum": "none"}
+SMALLER = SMALL | {
+    "model.base": one_layer(),
+    "rewards": f'{{"{Path(__file__).with_name("small_run.py")}:noise" = 1.0}}',  # a layer alone solves nothing
+    "train.tasks_per_step": "2",
+    "train.curriculum": "none",
+}
 HALF_WAY = 2
 
 

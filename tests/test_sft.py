@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from small_run import base_files, quiet
+from one_layer import one_layer
+from small_run import quiet
 
 from gruppo.config import load
 from gruppo.errors import ConfigError
@@ -58,18 +59,15 @@ class _closing:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Any:
-    base = tmp_path / "base"
-    base.mkdir()
-    for name, content in base_files().items():
-        (base / name).write_bytes(content)
     for split in ("train", "held_out"):
         lines = TASKS if split == "train" else TASKS[:2]
         (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
 
     def make(**changes: str) -> RunConfig:
         keys = {
-            "model.base": str(base), "model.threads": "1", "policies.solver.rank": "4", "roles.agent.policy": "solver",
-            "team.program": "solo", "tools.names": "[]", "tasks.train": str(tmp_path / "train.jsonl"),
+            "model.base": one_layer(), "model.threads": "1", "policies.solver.rank": "4",
+            "roles.agent.policy": "solver", "team.program": "solo", "tools.names": "[]",
+            "tasks.train": str(tmp_path / "train.jsonl"),
             "tasks.validation": str(tmp_path / "held_out.jsonl"), "sft.steps": "5", "sft.batch_size": "4",
             "train.steps": "0", "eval.stages": "false",
         }  # fmt: skip

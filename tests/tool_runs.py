@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from one_layer import one_layer
 from safetensors.torch import load_file
-from small_run import base_files, quiet
+from small_run import quiet
 
 from gruppo.config import load
 from gruppo.run import RunConfig
@@ -67,10 +68,7 @@ class Trainings:
     """A tool in a folder of its own, and the trainings that were asked of it so far."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.base = folder, folder / "base"
-        self.base.mkdir()
-        for name, content in base_files().items():
-            (self.base / name).write_bytes(content)
+        self.folder, self.base = folder, Path(one_layer())
         self.tool = RLTrainingTool(quiet(), model_name=str(self.base), device="cpu", use_tensorboard=False)
         self.tool.register_dataset("sums", SUMS)
         self.tool.register_reward_function("noise", noise)
