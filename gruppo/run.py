@@ -22,7 +22,7 @@ from gruppo.data.gym_process import require_gym
 from gruppo.data.round_splits import round_tasks
 from gruppo.data.rounds import RoundsConfig
 from gruppo.data.selection import GYM, Place, mixture, tasks_of
-from gruppo.data.world import build_world, with_labels, world_tasks
+from gruppo.data.world import with_labels, world_of, world_tasks
 from gruppo.engine_room import EngineConfig, calls, endpoints, learner_engine, make_engines
 from gruppo.engines.local import LocalEngine
 from gruppo.engines.openai import OpenAIEngine
@@ -353,7 +353,7 @@ def make_tasks(config: RunConfig, split: str) -> TaskSet:
     if source == "rounds":
         return round_tasks(tasks.rounds, split, count)
     if source == "world":
-        world = build_world(tasks.world_seed)
+        world = world_of(tasks.world_seed)
         drawn = world_tasks(world, split, count, tasks.families)
         return with_labels(drawn, world) if config.team.program == "search" else drawn
     place = Place(Path(tasks.folder), tasks.download, tasks.columns, tasks.gym, config.seed)

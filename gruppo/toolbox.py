@@ -15,7 +15,7 @@ from typing import Literal
 from pydantic import Field
 
 from gruppo.config import load_object, missing_file, suggest
-from gruppo.data.world import build_world
+from gruppo.data.world import world_of
 from gruppo.data.world.encyclopedia import SPLITS
 from gruppo.engines.openai import OpenAIConfig, OpenAIEngine
 from gruppo.errors import ConfigError
@@ -149,7 +149,7 @@ def make_index(corpus: str, world_seed: int, folder: str = "") -> BM25Index:
 
 def world_index(split: str, world_seed: int) -> BM25Index:
     """All sentences of the world, or those about entities of one split; a sentence has the same id in both."""
-    world = build_world(world_seed)
+    world = world_of(world_seed)
     if split and split not in SPLITS:
         raise ConfigError(f"tools.corpus = 'world:{split}': no such split{suggest(split, SPLITS)}")
     names = {name for (_, part), names in world.entities.items() for name in names if part == split or not split}

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gruppo.data.rounds import RoundState
-from gruppo.data.world import build_world, with_labels, world_tasks
+from gruppo.data.world import with_labels, world_of, world_tasks
 from gruppo.engines.scripted import ScriptedEngine
 from gruppo.rewards.search import SearchRewardConfig, search
 from gruppo.rollout import Rollout, RolloutConfig
@@ -41,7 +41,7 @@ Reply = Callable[[Request], str | Completion]
 
 def search_world(folder: Path, split: str, count: int, families: Sequence[str], corpus: str | None = None) -> None:
     """Searches of world questions, by rules, over the sentences of their split or of `corpus`, kept in a folder."""
-    team, world = Search(SearchConfig(checkpoints=str(folder), checker="truth")), build_world(0)
+    team, world = Search(SearchConfig(checkpoints=str(folder), checker="truth")), world_of(0)
     tools = {tool.name: tool for tool in document_tools(world_index(split if corpus is None else corpus, 0))}
     tasks = with_labels(world_tasks(world, split, count, families), world)
     Rollout(team, {}, {}, tools, {}, RolloutConfig()).collect(tasks, 1, 0, "search")

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from gruppo.data.world import build_world, world_tasks
+from gruppo.data.world import world_of, world_tasks
 from gruppo.engines.scripted import ScriptedEngine
 from gruppo.evaluation.claims import evaluate
 from gruppo.evaluation.mistakes import Kind, Mistake, find_mistakes
@@ -28,7 +28,7 @@ from gruppo.tools.wikipedia import WikipediaTool
 from gruppo.types import Completion, Group, Request, Sampling, StopReason, Task, Tool
 
 EACH = 20
-WORLD = build_world(0)
+WORLD = world_of(0)
 FAMILIES = ["lookup", "compute-lookup", "lookup-compute", "lookup-lookup", "lookup-compute-lookup"]
 
 

@@ -17,7 +17,7 @@ from gruppo.config import load
 from gruppo.data.round_splits import Names, split_rounds, texts_of, without_leaks, words_of
 from gruppo.data.rounds import Reading, RoundsConfig, RoundState, documents_of, plain, read_rounds, round_state_of
 from gruppo.data.search_files import RunFiles
-from gruppo.data.world import World, build_world, with_labels, world_tasks
+from gruppo.data.world import World, with_labels, world_of, world_tasks
 from gruppo.data.world.encyclopedia import SPLITS
 from gruppo.engines.scripted import ScriptedEngine
 from gruppo.errors import ConfigError, DataError
@@ -31,7 +31,7 @@ from gruppo.tools.documents import document_tools
 from gruppo.types import Sampling, Task
 
 CHAINS = ["lookup", "lookup-lookup", "lookup-lookup-lookup"]
-WORLD: World = build_world(0)
+WORLD: World = world_of(0)
 EVERYTHING = RoundsConfig(min_clues_per_round=1, max_samples_per_question=100)
 
 

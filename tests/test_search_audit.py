@@ -9,7 +9,7 @@ import pytest
 from search_states import I, R, a_group, a_state, attempt, failed
 
 from gruppo.data.rounds import RoundsConfig, read_rounds
-from gruppo.data.world import build_world, with_labels, world_tasks
+from gruppo.data.world import with_labels, world_of, world_tasks
 from gruppo.engines.scripted import ScriptedEngine
 from gruppo.evaluation.search_audit import UNKNOWN, audit_pair, audit_text, audit_training, true_reward
 from gruppo.evaluation.search_rounds import continuation
@@ -108,7 +108,7 @@ def test_without_known_truth_it_says_so() -> None:
 def states(tmp_path_factory: pytest.TempPathFactory) -> list[Task]:
     """States of searches that rules played in the world, with the true labels."""
     folder = tmp_path_factory.mktemp("searches")
-    world = build_world(0)
+    world = world_of(0)
     tasks = with_labels(world_tasks(world, "validation", 8, ["lookup-lookup"]), world)
     tools = {tool.name: tool for tool in document_tools(world_index("validation", 0))}
     team = Search(SearchConfig(checkpoints=str(folder), checker="truth"))

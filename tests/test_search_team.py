@@ -11,7 +11,7 @@ from kept_states import PASSAGES, QUESTION
 
 from gruppo.config import load
 from gruppo.data.search_files import folder_name, run_folders
-from gruppo.data.world import build_world, with_labels, world_tasks
+from gruppo.data.world import with_labels, world_of, world_tasks
 from gruppo.engines.scripted import ScriptedEngine, by_role
 from gruppo.errors import ConfigError, EngineError, StoreError, TeamError
 from gruppo.rewards import REWARDS
@@ -37,7 +37,7 @@ from gruppo.tools.documents import document_tools
 from gruppo.tools.search import BM25Index, Passage
 from gruppo.types import Completion, Episode, Outcome, Request, Sampling, Task
 
-WORLD = build_world(0)
+WORLD = world_of(0)
 CHAINS = ["lookup", "lookup-lookup", "lookup-lookup-lookup"]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 SPLITS = ("train", "validation", "test")
 SHARES = (0.6, 0.1, 0.3)
@@ -87,6 +88,12 @@ def build_world(seed: int, size: int = 100, exclude: Collection[str] = ()) -> Wo
     _link_facts(world, rng)
     _write_articles(world, rng)
     return world
+
+
+@lru_cache(maxsize=4)
+def world_of(seed: int) -> World:
+    """The world of a seed, made once per process: tasks, tools and labels only read it."""
+    return build_world(seed)
 
 
 def word(rng: random.Random, syllables: int) -> str:
