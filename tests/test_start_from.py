@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from one_layer import one_layer
 from safetensors.torch import load_file, save_file
 from small_run import config_of, quiet
 
@@ -127,7 +128,7 @@ def other_policy(root: Path, first: Path) -> dict[str, str]:
 
 
 def other_base(root: Path, first: Path) -> dict[str, str]:
-    base = shutil.copytree(root / "base", first.parent / "model")
+    base = shutil.copytree(one_layer(), first.parent / "model")
     tensors = load_file(base / "model.safetensors")
     name = min(tensors)
     save_file(tensors | {name: tensors[name] + 1e-3}, base / "model.safetensors", metadata={"format": "pt"})
