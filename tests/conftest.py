@@ -21,3 +21,9 @@ patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("searching", patient, max_examples=200)
 settings.register_profile("repeatable", patient, max_examples=20, derandomize=True)
 settings.load_profile("repeatable")
+
+
+def pytest_collection_finish() -> None:
+    """What stands before the first test stays: neither collections nor forks need look at it again."""
+    gc.collect()
+    gc.freeze()
