@@ -22,14 +22,13 @@ from gruppo.evaluation.benchmarks import (
     MAX_SECONDS,
     MAX_STEPS,
     TEMPERATURE,
-    Record,
     benchmark_of,
     run_benchmark,
 )
 from gruppo.evaluation.comparison import System, compare_systems
 from gruppo.evaluation.mistake_judge import BY_JUDGE, judged_mistakes
 from gruppo.evaluation.mistakes import Found, compare_mistakes, mistake_rates, mistakes_in
-from gruppo.log import Bar, Log
+from gruppo.log import Log
 from gruppo.rewards.judge import Judge
 from gruppo.rollout import Rollout
 from gruppo.run import RunConfig, assemble, find_judge
@@ -77,8 +76,7 @@ def bench(
         found = []
         for name, own in tasks.items():
             path, play = out / f"{name}.jsonl", partial(rollout.stream, attempts=1, seed=0, label=f"bench-{name}")
-            with log.progress(wanted[name].title, len(own)) as bar:
-                found.append(run_benchmark(name, own, play, path, settings, partial(_advance, bar)))
+            found.append(run_benchmark(name, own, play, path, settings, log))
         return found
     finally:
         assembly.close()
@@ -88,10 +86,6 @@ def _split(name: str, folder: Path) -> str:
     """The table's own items, unless only the usual split is there."""
     usual = find_files(name, usual_split(name), folder) and not find_files(name, "benchmark", folder)
     return "" if usual else ":benchmark"
-
-
-def _advance(bar: Bar, record: Record) -> None:
-    bar.advance(num_episodes=1)
 
 
 def at_temperature(rollout: Rollout, temperature: float) -> Rollout:
