@@ -117,6 +117,10 @@ def test_mistakes_in_the_command(gruppo: Command, trained: Path) -> None:
     refused(gruppo("bench", "--task", "aime24"), "nobody plays: name a run (--run) or a config with [roles] (--config)")
     refused(gruppo("bench", "--run", "run", "--task", "aime"), "did you mean aime24?")
     refused(gruppo("bench", "--run", "nothing"), "nothing is not a run folder")
+    warm = ["--roles.planner.temperature", "1.0"]
+    refused(gruppo("bench", "--run", "run", "--task", "gpqa", *warm), "is played at temperature 0; leave it out")
+    out = ["--task", "gpqa", "--out", "run/config.toml"]
+    refused(gruppo("bench", "--run", "run", *out), "run/config.toml/gpqa.jsonl: can't be written: File exists")
     refused(
         gruppo("bench", "--run", "run", "--task", "gpqa", "--data", "elsewhere"),
         "gpqa: put the file test/gpqa/data/data.json of AgentFlow's repository at elsewhere/gpqa/data.json",

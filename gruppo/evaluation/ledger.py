@@ -22,7 +22,7 @@ from gruppo.errors import StoreError
 from gruppo.search_state import first_fault
 
 Header = Mapping[str, Any]
-_MAX_SHOWN = 80
+_MAX_SHOWN = 30
 
 
 class Line(Protocol):
