@@ -22,14 +22,14 @@ from gruppo.evaluation.benchmarks import (
     MAX_SECONDS,
     MAX_STEPS,
     TEMPERATURE,
-    Record,
     benchmark_of,
     run_benchmark,
 )
 from gruppo.evaluation.comparison import System, compare_systems
+from gruppo.evaluation.evaluate import check_mode
 from gruppo.evaluation.mistake_judge import BY_JUDGE, judged_mistakes
 from gruppo.evaluation.mistakes import Found, compare_mistakes, mistake_rates, mistakes_in
-from gruppo.log import Bar, Log
+from gruppo.log import Log
 from gruppo.rewards.judge import Judge
 from gruppo.rollout import Rollout
 from gruppo.run import RunConfig, assemble, find_judge
@@ -49,7 +49,12 @@ LIMITS: Mapping[str, str] = {
 
 
 def bench_config(files: Sequence[Path], run: Path | None, overrides: Mapping[str, str]) -> RunConfig:
-    """The config of a benchmark: that of a run or of files, the table's limits, then flags."""
+    """The config of a benchmark: that of a run or of files, the table's limits, then flags.
+
+    Raises ConfigError for the flag of a temperature: it is 0.
+    """
+    if warm := [key for key in overrides if key.startswith("roles.") and key.endswith(".temperature")]:
+        raise ConfigError(f"--{warm[0]}: a benchmark is played at temperature {TEMPERATURE:g}; leave it out")
     own = [Run.open(run).path / "config.toml"] if run else []
     return load(RunConfig, [*own, *files], {**LIMITS, **overrides})
 
@@ -77,8 +82,7 @@ def bench(
         found = []
         for name, own in tasks.items():
             path, play = out / f"{name}.jsonl", partial(rollout.stream, attempts=1, seed=0, label=f"bench-{name}")
-            with log.progress(wanted[name].title, len(own)) as bar:
-                found.append(run_benchmark(name, own, play, path, settings, partial(_advance, bar)))
+            found.append(run_benchmark(name, own, play, path, settings, log))
         return found
     finally:
         assembly.close()
@@ -88,10 +92,6 @@ def _split(name: str, folder: Path) -> str:
     """The table's own items, unless only the usual split is there."""
     usual = find_files(name, usual_split(name), folder) and not find_files(name, "benchmark", folder)
     return "" if usual else ":benchmark"
-
-
-def _advance(bar: Bar, record: Record) -> None:
-    bar.advance(num_episodes=1)
 
 
 def at_temperature(rollout: Rollout, temperature: float) -> Rollout:
@@ -108,6 +108,7 @@ def compare_runs(runs: Sequence[Path], mode: str, k: int) -> dict[str, Any]:
 
     Raises ConfigError for two runs of one seed, for runs of other tasks, or if there is no stage that all have.
     """
+    check_mode(mode)
     by_seed: dict[int, dict[str, list[Group]]] = {}
     for path in runs:
         with Run.open(path) as run:
@@ -147,6 +148,7 @@ def mistakes_of(path: Path, mode: str, judge: Judge | None = None) -> dict[str, 
     With a judge there is the same once more under "judged", with what it said of the episodes that the rules can't tell
     the mistake of, and how often it did. Raises ConfigError where the run has no such evaluation.
     """
+    check_mode(mode)
     with Run.open(path) as run:
         there = [stage for stage in ("base", "final") if f"eval-{stage}-{mode}" in run.list_episodes()]
         if not there:

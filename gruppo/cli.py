@@ -29,6 +29,7 @@ from gruppo.errors import ConfigError, GruppoError, UserError
 from gruppo.log import Log
 
 QUICKSTART = Path(__file__).parent / "quickstart.toml"
+STOPPED = "stopped; a run goes on with --resume"
 
 app = typer.Typer(
     help="Train teams of tool-using LLM agents. Any setting can be given as --table.key value: `gruppo config --keys`.",
@@ -53,7 +54,11 @@ def main() -> None:
     except GruppoError as error:
         stop(f"failed: {error}", 1)
     except KeyboardInterrupt:
-        stop("stopped; go on with --resume", 130)
+        stop(STOPPED, 130)
+    except SystemExit as ended:
+        if ended.code == 130:  # what typer makes of an interrupt
+            stop(STOPPED, 130)
+        raise
 
 
 def stop(message: str, code: int) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gruppo.config import load, parse_overrides
-from gruppo.errors import ConfigError
+from gruppo.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -112,6 +112,8 @@ def check(
     evaluation = list(tasks_of(against, place, "test", own.num_tasks)) if against else []
     found = look(readings_of(reference, place, own.num_tasks), reference, evaluation, measure)
     print(json.dumps(found.as_dict(), ensure_ascii=False, default=str) if as_json else found.text())
+    if not found.num_rows:
+        raise DataError(f"{reference}: no rows to look at")
     if failures := found.failures(own.limits):
         print("failed: " + "; ".join(failures), file=sys.stderr)
         sys.exit(1)

@@ -22,8 +22,8 @@ _NUMBERS = {
 }
 
 
-def summary(record: Mapping[str, Any]) -> str:
-    """The keys a person watches, as one line; what the record lacks, or has as None, is left out.
+def summary(record: Mapping[str, Any], noun: str = "step") -> str:
+    """The keys a person watches, as one line; what the record lacks, or has as None, is left out; a step is a `noun`.
 
     Reads `step`, `num_steps`, `reward_mean`, `reward_std`, `accuracy`, `loss`, `episodes_per_second`, `seconds_left`.
     """
@@ -31,7 +31,7 @@ def summary(record: Mapping[str, Any]) -> str:
     parts = []
     if "step" in present:
         total = f"/{present['num_steps']}" if "num_steps" in present else ""
-        parts.append(f"step {present['step']}{total}")
+        parts.append(f"{noun} {present['step']}{total}")
     if "reward_mean" in present:
         spread = f" ± {present['reward_std']:.3f}" if "reward_std" in present else ""
         parts.append(f"reward {present['reward_mean']:.3f}{spread}")
@@ -74,9 +74,10 @@ class Log:
             self.say(line)
 
     @contextmanager
-    def progress(self, description: str, total: int, completed: int = 0) -> Iterator[Bar]:
-        """A bar over `total` steps, of which a resumed run has `completed` some. Its last line stays on the screen."""
-        bar = Bar(self, description, total, completed)
+    def progress(self, description: str, total: int, completed: int = 0, noun: str = "step") -> Iterator[Bar]:
+        """A bar over `total` steps, of which a resumed run has `completed` some; a step is called `noun`. Its last line
+        stays on the screen."""
+        bar = Bar(self, description, total, completed, noun)
         try:
             yield bar
         finally:
@@ -86,8 +87,8 @@ class Log:
 class Bar:
     """The progress of one loop; made by `Log.progress`."""
 
-    def __init__(self, log: Log, description: str, total: int, completed: int) -> None:
-        self._log, self._description, self._total = log, description, total
+    def __init__(self, log: Log, description: str, total: int, completed: int, noun: str) -> None:
+        self._log, self._description, self._total, self._noun = log, description, total, noun
         self._first = self._step = completed
         self._episodes = 0
         self._started = self._last_line_at = log.clock()
@@ -101,7 +102,7 @@ class Bar:
         """One step done, in which `num_episodes` were played; `fields` are keys that `summary` reads."""
         self._step += 1
         self._episodes += num_episodes
-        self._line = summary(fields | self._pace())
+        self._line = summary(fields | self._pace(), self._noun)
         if self._on_terminal:
             self._log._display.update(self._task, completed=self._step, line=self._line)
         elif self._log.clock() - self._last_line_at >= self._log.seconds_between_lines:

@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 from uuid import uuid4
@@ -193,7 +194,7 @@ def wandb(place: Place) -> Iterator[Sink]:
     """A W&B run, offline unless asked otherwise (`wandb sync` sends it later); a resumed run goes on with the same id.
 
     A killed process leaves its offline folder without what was not written yet, which is all of a short run: the folder
-    of the resumed one begins anew, and takes its place. A server is taken to have what metrics.jsonl has.
+    of the resumed one begins anew, and takes its place. A server says how many records it has: those were the first.
     Nothing of the machine, the source code or the console is gathered.
     """
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # else even an offline run reports crashes
@@ -220,8 +221,11 @@ def wandb(place: Place) -> Iterator[Sink]:
         ),
     )  # fmt: skip
     service.define_metric("*", step_metric="step")
+    place_of = count()
 
     def write(stage: str, step: int, numbers: Mapping[str, float]) -> None:
+        if next(place_of) < service.starting_step:
+            return
         # W&B's own step may never go back, as ours does between stages: it is a number like the others.
         axis = "step" if stage == MAIN_STAGE else f"{stage}/step"
         if stage != MAIN_STAGE:
@@ -229,7 +233,7 @@ def wandb(place: Place) -> Iterator[Sink]:
         service.log({**numbers, axis: step})
 
     try:
-        yield Sink(write, set(place.past) if place.online else set())
+        yield Sink(write, set())
     except BaseException:
         service.finish(exit_code=1)
         raise

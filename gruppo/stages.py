@@ -132,8 +132,8 @@ def play(
 ) -> dict[str, list[Group]]:
     """Evaluate with a progress bar over episodes; groups by mode."""
     attempts = config.eval.attempts
-    with log.progress(f"{title}, {' and '.join(modes)}", len(tasks) * len(modes) * attempts) as progress:
-        rollout = replace(assembly.rollout, on_episode=lambda episode: progress.advance(num_episodes=1))
+    with log.progress(f"{title}, {' and '.join(modes)}", len(tasks) * len(modes) * attempts, noun="episode") as bar:
+        rollout = replace(assembly.rollout, on_episode=lambda episode: bar.advance(num_episodes=1))
         return evaluate(rollout, tasks, modes, attempts)
 
 

@@ -23,7 +23,8 @@ from test_data_sets import put
 from gruppo.assess import at_temperature, bench_config
 from gruppo.cli import main
 from gruppo.config import load
-from gruppo.evaluation.benchmarks import BENCHMARKS, read_records
+from gruppo.evaluation.benchmarks import BENCHMARKS, SCHEMA, Item
+from gruppo.evaluation.ledger import read_ledger
 from gruppo.log import Log
 from gruppo.run import RunConfig, assemble
 from gruppo.stages import train
@@ -54,17 +55,17 @@ def test_all_ten_with_a_trained_run(gruppo: Command, trained: Path) -> None:
     found = {one["benchmark"]: one for one in json.loads(ended.out)}
     assert list(found) == list(BENCHMARKS)
     for name, one in found.items():
-        header, records = read_records(trained / "bench" / f"{name}.jsonl")
-        assert one["n"] == header["n"] == len(records) == len(FILES[name][0]) and one["missing"] == 0
-        assert one["accuracy"] == sum(record["correct"] for record in records.values()) / one["n"]
-        assert all(1 <= record["steps"] <= 10 for record in records.values())
+        header, items = read_ledger(trained / "bench" / f"{name}.jsonl", SCHEMA, Item)
+        assert one["n"] == header["n"] == len(items) == len(FILES[name][0]) and one["missing"] == 0
+        assert one["accuracy"] == sum(item.correct for item in items.values()) / one["n"]
+        assert all(1 <= item.steps <= 10 for item in items.values())
     before = {path: path.read_bytes() for path in (trained / "bench").iterdir()}
     again = gruppo("bench", "--run", "run")
     assert {path: path.read_bytes() for path in (trained / "bench").iterdir()} == before, "nothing is left"
     lines = again.out.splitlines()
     assert len(lines) == 1 + 10 + 3 and "1 of 200" in again.out and "mean of search" in again.out
     # The same file is not gone on with by another team, such as the one that has not learnt.
-    refused(gruppo("bench", "--config", str(QUICKSTART), "--task", "aime24"), "holds results with another settings")
+    refused(gruppo("bench", "--config", str(QUICKSTART), "--task", "aime24"), "holds results with another config")
 
 
 def test_the_limits_are_the_tables_whatever_the_run_had(gruppo: Command, trained: Path) -> None:
@@ -117,6 +118,10 @@ def test_mistakes_in_the_command(gruppo: Command, trained: Path) -> None:
     refused(gruppo("bench", "--task", "aime24"), "nobody plays: name a run (--run) or a config with [roles] (--config)")
     refused(gruppo("bench", "--run", "run", "--task", "aime"), "did you mean aime24?")
     refused(gruppo("bench", "--run", "nothing"), "nothing is not a run folder")
+    warm = ["--roles.planner.temperature", "1.0"]
+    refused(gruppo("bench", "--run", "run", "--task", "gpqa", *warm), "is played at temperature 0; leave it out")
+    out = ["--task", "gpqa", "--out", "run/config.toml"]
+    refused(gruppo("bench", "--run", "run", *out), "run/config.toml/gpqa.jsonl: can't be written: File exists")
     refused(
         gruppo("bench", "--run", "run", "--task", "gpqa", "--data", "elsewhere"),
         "gpqa: put the file test/gpqa/data/data.json of AgentFlow's repository at elsewhere/gpqa/data.json",

@@ -49,6 +49,8 @@ def test_check(gruppo: Command, tmp_path: Path) -> None:
     assert ended.line == ("failed: duplicate: 1, at most 0 were accepted; too_long: 2, at most 1 were accepted")
     ended = gruppo(*mapped, "--json", "--against", own, "--limits.duplicates", "0")
     assert ended.code == 2 and "did you mean limits.duplicate?" in ended.line
+    none = gruppo("data", "check", f"{own}[5:2]", *mapped[3:], "--limits.duplicate", "0")
+    assert none.code == 2 and none.line == f"error: {own}[5:2]: no rows to look at"
     ended = gruppo(*mapped, "--json")
     assert json.loads(ended.out)["counts"]["duplicate"] == 1
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from small_run import config_of
 from test_local_engine import MIXED, ask
@@ -85,7 +85,7 @@ def test_the_more_branches_and_the_more_mistakes_the_fewer_guesses() -> None:
 
 
 @pytest.mark.parametrize("key", sorted(ENGINES), ids=str)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5, deadline=None, phases=(Phase.generate,))  # engines remember: a smaller case is another one
 @given(
     groups=st.lists(
         st.tuples(st.sampled_from(["q", "what is it", "a longer question"]), st.integers(1, 4)), min_size=1, max_size=3

@@ -257,6 +257,13 @@ def test_a_checkpoint_of_another_base_is_refused(gruppo: Command, finished: Path
     assert contents(finished) == before
 
 
+def test_an_interrupted_command_says_how_to_go_on(gruppo: Command, tmp_path: Path) -> None:
+    interrupt = "import os, signal\n\ndef stop(task, episodes):\n    os.kill(os.getpid(), signal.SIGINT)\n"
+    (tmp_path / "own.py").write_text(interrupt)
+    ended = gruppo("check", "env", "--limit", "1", "--rewards", '{"own.py:stop" = 1.0}')
+    assert (ended.code, ended.line) == (130, "stopped; a run goes on with --resume")
+
+
 def test_a_full_disk_is_named_and_the_run_goes_on_once_there_is_room(gruppo: Command, tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # an adapter has more bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import os
@@ -10,9 +11,11 @@ import signal
 import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import get_args
+from threading import Thread
+from typing import Any, ClassVar, get_args
 
 import pytest
 from command_line import Command, training
@@ -39,7 +42,8 @@ import json, os, signal, sys
 from pathlib import Path
 from gruppo.monitors import MonitorConfig, watch
 monitor, past, records = sys.argv[1], *map(json.loads, sys.argv[2:4])
-with watch([monitor], MonitorConfig(project="trials"), Path("run"), MonitorConfig(), sys.exit, past) as tell:
+config = MonitorConfig(project="trials", online="WANDB_BASE_URL" in os.environ)
+with watch([monitor], config, Path("run"), MonitorConfig(), sys.exit, past) as tell:
     for record in records:
         tell(record)
     if sys.argv[4:]:
@@ -140,15 +144,87 @@ def history_of(folder: Path) -> dict[str, list[tuple[int, float]]]:
     from wandb.proto.wandb_internal_pb2 import Record
 
     (file,) = folder.glob("*.wandb")
+    histories = [Record.FromString(content).history.item for content in records_of(file.read_bytes())]
+    return over_axes(
+        {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items} for items in histories
+    )
+
+
+def over_axes(rows: Iterable[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
     found: dict[str, list[tuple[int, float]]] = {}
-    for content in records_of(file.read_bytes()):
-        items = Record.FromString(content).history.item
-        row = {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items}
+    for row in rows:
         for name, value in row.items():
             axis = "sft/step" if name.startswith("sft/") else "step"
             if not name.startswith("_") and name != axis:
                 found.setdefault(name, []).append((row[axis], value))
     return found
+
+
+class Service(BaseHTTPRequestHandler):
+    """W&B's server, as far as a run asks it: how much of the run it has, and where its files and history go."""
+
+    histories: ClassVar[dict[str, list[dict[str, float]]]] = {}
+
+    def do_POST(self) -> None:
+        content = self.rfile.read(int(self.headers["Content-Length"]))
+        asked = json.loads(gzip.decompress(content) if self.headers["Content-Encoding"] == "gzip" else content)
+        if sent := asked.get("files", {}).get("wandb-history.jsonl"):
+            rows = self.histories.setdefault(self.path.split("/")[4], [])
+            rows[sent["offset"] :] = map(json.loads, sent["content"])
+        self.answer(self.found(asked.get("query", ""), asked.get("variables", {})))
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.answer({})
+
+    def answer(self, value: Any) -> None:
+        content = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def found(self, query: str, asked: dict[str, Any]) -> Any:
+        project = {"id": "p", "name": "trials", "entity": {"id": "e", "name": "me"}}
+        run = {"id": "b", "name": asked.get("name"), "project": project, "config": "{}", "summaryMetrics": "{}"}
+        match query.split()[1:2]:
+            case ["RunResumeStatus"] if rows := self.histories.get(asked["name"]):
+                run |= {"historyLineCount": len(rows), "historyTail": json.dumps([json.dumps(rows[-1])])}
+                run |= {"eventsLineCount": 0, "eventsTail": "[]", "logLineCount": 0, "wandbConfig": '{"t": {}}'}
+                return {"data": {"model": {**project, "bucket": run}}}
+            case ["RunResumeStatus"]:
+                return {"data": {"model": {**project, "bucket": None}}}
+            case ["UpsertBucket"]:
+                return {"data": {"upsertBucket": {"bucket": run, "inserted": asked["name"] not in self.histories}}}
+            case ["CreateRunFiles"]:
+                place = f"http://{self.headers['Host']}/"
+                files = [{"name": name, "uploadUrl": place + name} for name in asked["files"]]
+                return {"data": {"createRunFiles": {"runID": "b", "uploadHeaders": [], "files": files}}}
+        return {"data": {"viewer": {"id": "u", "entity": "me", "username": "me", "flags": "{}"}, "serverInfo": {}}}
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.mark.slow
+def test_wandbs_server_has_each_step_once_however_often_a_run_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+        monkeypatch.setenv("NO_PROXY", "*")
+        play(tmp_path, "wandb", RECORDS[:1])
+        play(tmp_path, "wandb", RECORDS[1:2], past=RECORDS[:1], kill=True)  # at once, before it is sent
+        assert [len(rows) for rows in Service.histories.values()] == [1]
+        play(tmp_path, "wandb", RECORDS[2:], past=RECORDS[:2])
+        play(tmp_path, "wandb", RECORDS[3:], past=RECORDS[:3])  # killed again in the midst of what was played again
+        server.shutdown()
+    ((identity, rows),) = Service.histories.items()
+    assert identity == (tmp_path / "run/wandb.id").read_text() and len(rows) == len(RECORDS)
+    assert sift(over_axes(rows)) == EXPECTED
 
 
 def records_of(content: bytes) -> list[bytes]:

@@ -99,6 +99,29 @@ def test_device_is_a_torch_device(trainings: Trainings) -> None:
     assert said.startswith("device = 'abacus'")
 
 
+def test_processes_answer_and_learn_side_by_side(trainings: Trainings) -> None:
+    assert trainings.sft().config.model.processes == 1
+    both = trainings.sft(processes=2)
+    assert both.config.model.processes == 2
+    for name, tensor in trainings.sft().weights.items():
+        torch.testing.assert_close(both.weights[name], tensor, atol=1e-4, rtol=1e-3)
+    for value, said in [
+        (0, "processes = 0: expected greater than or equal to 1"),
+        (1.5, "processes = 1.5: expected a valid integer"),
+        ("two", 'processes = "two": expected a valid integer'),
+        (True, "processes = true: expected a valid integer"),
+        ([2], "processes = [2]: expected a valid integer"),
+    ]:
+        assert trainings.refused(action="train", dataset="sums", processes=value) == said
+    said = trainings.refused(action="train", dataset="sums", processes=2, device="cuda")
+    assert said == "model: processes = 2: only on the CPU, not on device = 'cuda'; use 1"
+    assert trainings.refused(action="evaluate", model_path="tiny", processes=2).startswith(
+        "processes = 2: evaluate does"
+    )
+    said = trainings.refused(action="train", **SFT, processes=3, output_dir=str(trainings.sft().out), resume=True)
+    assert said.startswith("processes: the run in")
+
+
 def test_seed_is_of_every_draw(trainings: Trainings) -> None:
     assert trainings.sft(seed=7).config.seed == 7 and not trainings.sft(seed=7).learns_as(trainings.sft())
 

@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
+from gruppo.errors import StoreError
 from gruppo.evaluation.plots import text
 
 
@@ -20,11 +21,14 @@ def page(title: str, header: str, sections: Iterable[str]) -> str:
 
 
 def write_page(path: Path | str, content: str) -> None:
-    """Write a page to `path`; folders are made."""
+    """Write a page to `path`; folders are made. Raises StoreError where it can't be written."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A tool's output may hold half a surrogate pair; as a character reference it can be written and shows as U+FFFD.
-    path.write_text(content, encoding="utf-8", errors="xmlcharrefreplace")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A tool's output may hold half a surrogate pair; as a character reference it can be written, shown as U+FFFD.
+        path.write_text(content, encoding="utf-8", errors="xmlcharrefreplace")
+    except OSError as error:
+        raise StoreError(f"{path}: can't be written: {error.strerror}") from None
 
 
 def section(title: str, caption: str, body: str, wide: bool = False) -> str:

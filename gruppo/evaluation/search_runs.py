@@ -6,18 +6,14 @@ Runs as plain data in, plain JSON-able data out; plays nothing and reads no file
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-import pydantic
-
 from gruppo.data.rounds import plain
 from gruppo.evaluation.search_rounds import Worth, columns, gain_lines, means_of, of_seeds, paired_gain, source_of
-from gruppo.search_state import first_fault
 from gruppo.types import Outcome
 
 MEASURES = ("right", "documents", "important", "rounds", "tokens")
@@ -57,22 +53,6 @@ class Played:
     def key(self) -> tuple[str, int]:
         """Tells it from the other runs of a side."""
         return self.task, self.attempt
-
-
-_PLAYED: pydantic.TypeAdapter[Played] = pydantic.TypeAdapter(Played)
-
-
-def to_line(played: Played) -> str:
-    """A run as one line of JSON; half a surrogate pair, which no file can hold, becomes "?"."""
-    return json.dumps(asdict(played), ensure_ascii=False).encode("utf-8", "replace").decode("utf-8")
-
-
-def played_of(line: str | bytes) -> Played:
-    """The run of a line. Raises ValueError in one line for anything else."""
-    try:
-        return _PLAYED.validate_json(line, strict=True)
-    except pydantic.ValidationError as error:
-        raise ValueError(first_fault(error)) from None
 
 
 def worths_of(runs: Iterable[Played]) -> dict[str, Worth]:

@@ -6,22 +6,20 @@ trained. Its rounds are on disk as those of any search, and a line per run, from
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from gruppo.config import dump
 from gruppo.data.base import TaskSet
 from gruppo.data.search_files import META, folder_name, run_folders
 from gruppo.errors import ConfigError, DataError, StoreError, boundary
+from gruppo.evaluation.ledger import Header, open_ledger, read_ledger
 from gruppo.evaluation.search_rounds import said_important
-from gruppo.evaluation.search_runs import Played, compare, played_of, to_line
+from gruppo.evaluation.search_runs import Played, compare
 from gruppo.log import Log
 from gruppo.rewards.rules import is_equal
 from gruppo.rollout import Rollout
@@ -36,7 +34,6 @@ from gruppo.types import Episode, Task
 
 CHECKPOINTS, RESULTS, SCHEMA = "checkpoints", "results.jsonl", "gruppo.search-runs/1"
 SPLITS = ("train", "validation", "test")
-Header = dict[str, Any]
 
 
 def play_all(config: RunConfig, out: Path, split: str, attempts: int, log: Log) -> list[Played]:
@@ -55,14 +52,13 @@ def play_all(config: RunConfig, out: Path, split: str, attempts: int, log: Log) 
             "config": fingerprint(dump(config)),  # as given: a folder may be moved
             "weights": weights,
         }
-        with _results(out / RESULTS, header) as (file, played):
-            total = len(tasks) * attempts
-            with log.progress("searches", total, total - len(_left(tasks, attempts, played))) as bar:
-                for run in _play(rollout, tasks, attempts, own, played):
-                    played[run.key] = run
-                    _append(file, to_line(run))
+        with open_ledger(out / RESULTS, header, Played) as ledger:
+            left, total = _left(tasks, attempts, ledger.lines), len(tasks) * attempts
+            with log.progress("searches", total, total - len(left), "run") as bar:
+                for run in _play(rollout, left, own):
+                    ledger.append(run)
                     bar.advance(num_episodes=1)
-    return list(played.values())
+    return list(ledger.lines.values())
 
 
 def _own(config: RunConfig, out: Path, split: str) -> RunConfig:
@@ -121,14 +117,11 @@ def _left(tasks: TaskSet, attempts: int, played: Mapping[tuple[str, int], Played
     ]
 
 
-def _play(
-    rollout: Rollout, tasks: TaskSet, attempts: int, config: RunConfig, played: Mapping[tuple[str, int], Played]
-) -> Iterator[Played]:
+def _play(rollout: Rollout, left: Sequence[tuple[int, Task]], config: RunConfig) -> Iterator[Played]:
     """Attempt by attempt, so that a question's newest run on disk is the one that has just ended."""
-    left = _left(tasks, attempts, played)
-    for number in range(1, attempts + 1):
+    for number in sorted({attempt for attempt, _ in left}):
         own = [task for attempt, task in left if attempt == number]
-        for group in rollout.stream(own, 1, config.seed, f"run-{number}") if own else ():
+        for group in rollout.stream(own, 1, config.seed, f"run-{number}"):
             yield _played(group.task, group.episodes[0], number, Path(config.team.search.checkpoints))
 
 
@@ -184,59 +177,7 @@ def compare_sides(before: Sequence[Path], after: Sequence[Path]) -> dict[str, An
 
 def read_results(path: Path) -> tuple[Header, list[Played]]:
     """A file's header and its runs, of each attempt at a task the last line. Raises StoreError."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise StoreError(f"{path}: can't be read: {error.strerror}; gruppo search run writes it") from None
-    header, played = _parse(content[: content.rfind(b"\n") + 1], path)
+    if not path.exists():
+        raise StoreError(f"{path}: there is none; gruppo search run writes it")
+    header, played = read_ledger(path, SCHEMA, Played)
     return header, list(played.values())
-
-
-@contextmanager
-def _results(path: Path, header: Header) -> Iterator[tuple[BinaryIO, dict[tuple[str, int], Played]]]:
-    """The file, locked and cut after its last whole line, and the runs in it."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+b")
-    except OSError as error:
-        raise StoreError(f"{path}: can't be written: {error.strerror}") from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise StoreError(f"{path}: another process writes it; wait for it, or give another --out") from None
-        file.seek(0)
-        content = file.read()
-        whole, first = content.rfind(b"\n") + 1, json.dumps(header)
-        if not whole and not first.encode().startswith(content):
-            raise StoreError(f"{path}: its first line is no header of {SCHEMA}")
-        file.truncate(whole)
-        if not whole:
-            _append(file, first)
-        own, played = _parse(content[:whole], path) if whole else (header, {})
-        if odd := [key for key in header if own.get(key) != header[key]]:
-            raise StoreError(f"{path}: holds results with another {odd[0]}; give another --out")
-        yield file, played
-
-
-def _parse(content: bytes, path: Path) -> tuple[Header, dict[tuple[str, int], Played]]:
-    header: Header = {}
-    played: dict[tuple[str, int], Played] = {}
-    for number, line in enumerate(content.splitlines(), 1):
-        try:
-            if number == 1:
-                header = json.loads(line)
-            else:
-                run = played_of(line)
-                played[run.key] = run
-        except (ValueError, RecursionError) as error:
-            raise StoreError(f"{path}: line {number}: {error}; remove it, and its run is played again") from None
-    if not isinstance(header, dict) or header.get("schema") != SCHEMA:
-        raise StoreError(f"{path}: its first line is no header of {SCHEMA}")
-    return header, played
-
-
-def _append(file: BinaryIO, line: str) -> None:
-    file.write(line.encode() + b"\n")
-    file.flush()
-    os.fsync(file.fileno())

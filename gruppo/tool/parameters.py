@@ -170,6 +170,8 @@ class TrainParameters(Config):
     """Computes activations again instead of keeping them: less memory, more time."""
     device: Annotated[str, to("model.device")] = ""
     """A torch device; empty: a GPU if there is one."""
+    processes: Annotated[int, to("model.processes")] = Field(1, ge=1)
+    """Processes that answer and learn side by side on the CPU, one thread each: faster with a very small model."""
     seed: Annotated[int, to("seed")] = 42
     """Of adapters, task order and every draw."""
     data_folder: Annotated[str, derives("tasks.folder")] = "data"

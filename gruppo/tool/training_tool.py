@@ -271,7 +271,7 @@ class RLTrainingTool:
         try:
             if is_learnt:
                 start_from(Path(request.model_path), assembly.learner)
-            with self.log.progress("evaluate", len(tasks) * (1 + k)) as bar:
+            with self.log.progress("evaluate", len(tasks) * (1 + k), noun="episode") as bar:
                 rollout = replace(assembly.rollout, on_episode=lambda episode: bar.advance(num_episodes=1))
                 groups = at_temperature(rollout, 0.0).collect(tasks, 1, request.seed, "evaluate")
                 if not k:
