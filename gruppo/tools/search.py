@@ -120,6 +120,10 @@ class BM25Index:
         """Of all passages with the same text (white space apart) the one whose id comes first."""
         return self[self._copies[passage.id]] if passage.id in self._copies else passage
 
+    def original_id(self, id: str) -> str:
+        """As `original`, of an id alone; one that no passage has is returned as it is."""
+        return self._copies.get(clean(id), id)
+
     def titled(self, title: str) -> list[Passage]:
         """All passages of that very title, in the order of their ids."""
         words = " ".join(map(quoted, terms(title)))

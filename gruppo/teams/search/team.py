@@ -20,7 +20,7 @@ from gruppo.teams.search import rules
 from gruppo.teams.search.config import SearchConfig
 from gruppo.teams.search.seats import Seats, prompt_fields
 from gruppo.teams.search.strategies import play_round
-from gruppo.teams.search.truth import labels_of
+from gruppo.teams.search.truth import labels_of, of_originals
 from gruppo.tools.documents import READ, SEARCH
 from gruppo.types import Outcome, Task
 
@@ -42,6 +42,7 @@ class Search:
     async def play(self, task: Task, cast: Cast) -> str | None:
         """One attempt at one task: the answer, or None with the outcome set on the cast."""
         require_tools(cast)
+        task = of_originals(task, cast.tools)
         question, record = task.question, _unrecorded
         if self.config.checkpoints:
             meta = Meta(question, task=task.id, result=task.result, labels=labels_of(task))
