@@ -31,7 +31,7 @@ def labels_of(task: Task) -> Mapping[str, Label]:
 def of_originals(task: Task, tools: Mapping[str, Tool]) -> Task:
     """The task, each label with the document that the searches of `tools` find for it: a copy is never found, and what
     stands in its place has the strongest label of them all. Raises TeamError as `labels_of`."""
-    tool, labels = tools[SEARCH], labels_of(task)
+    tool, labels = tools.get(SEARCH), labels_of(task)
     if not labels or not isinstance(tool, SearchTool):
         return task
     moved: dict[str, Label] = {}
