@@ -160,6 +160,8 @@ def evaluate_executor(
     if not runs:
         raise ConfigError(f"{words[0]}: name the runs before other settings: gruppo search eval RUN... --key value")
     overrides, sides = parse_overrides(words[len(runs) :]), assessing.sides_of(baseline, checkpoint)
+    if out:
+        require_writable(out)
     if len(runs) == 1:
         found = assessing.evaluate(runs[0], sides, mode, attempts, Log(), overrides)
         brief, text = _brief(found), assessing.evaluation_text(found)
@@ -215,10 +217,21 @@ def merge_checkpoints(
         print(json.dumps([dataclasses.asdict(each) | {"folder": str(each.folder)} for each in found], indent=2))
 
 
+def require_writable(path: Path) -> None:
+    """Raises StoreError where a file can't be written, before there is something to write; leaves it as it is."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not path.exists()
+        path.open("ab").close()
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise StoreError(f"--out {path}: can't be written: {error.strerror}") from None
+
+
 def write_json(path: Path, value: Any) -> None:
     """Raises StoreError where it can't be written."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(json.dumps(value, ensure_ascii=False, indent=2).encode("utf-8", "replace"))
     except OSError as error:
         raise StoreError(f"--out {path}: can't be written: {error.strerror}") from None

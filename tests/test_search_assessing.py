@@ -210,3 +210,5 @@ def test_what_is_wrong_is_one_line(gruppo: Command, trained: Path, tmp_path: Pat
     config.write_text('[team]\nprogram = "solo"\n')
     refused(gruppo("search", "eval", str(other)), 'team.program = "solo"')
     refused(gruppo("search", "eval", str(trained), "--baseline", "--out", str(other / "config.toml" / "x")), "--out")
+    ended = gruppo("search", "eval", str(trained), "--out", ".")
+    assert ended.code == 2 and ended.err == "error: --out .: can't be written: Is a directory\n", "before it plays"

@@ -305,7 +305,7 @@ def test_an_index_under_the_name_of_another_is_made_anew(tmp_path: Path) -> None
         (b'{"id": ' + b"9" * 6_000 + b"}", "not JSON"),
         (b'{"id": 1, "title": "", "text": ""}', "strings id, title and text"),
         (b"\xff", "utf-8"),
-        (b'{"id": "1", "title": "", "text": ""}\n' * 2, "'1' is not unique"),
+        (b'{"id": "1", "title": "", "text": ""}\n' * 2, "rows.jsonl:2: passage id '1' is not unique: line 1"),
     ],
 )
 def test_a_damaged_collection_is_told(tmp_path: Path, row: bytes, said: str) -> None:

@@ -81,6 +81,8 @@ def test_a_run_comes_back_equal_from_its_line() -> None:
     assert played_of(to_line(replace(RUN, answer="\ud800"))) == replace(RUN, answer="?")
     with pytest.raises(ValueError, match="outcome: "):
         played_of(to_line(RUN).replace("completed", "won"))
+    with pytest.raises(ValueError, match="right: "):
+        played_of(to_line(RUN).replace("1.0", "NaN"))
 
 
 # ---- played ---------------------------------------------------------------------------------------------------------

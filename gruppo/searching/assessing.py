@@ -84,6 +84,7 @@ def evaluate_seeds(
     runs that are no such seeds."""
     configs = [config_of(path, overrides) for path in paths]
     require_seeds(paths, configs, sides)
+    sides = [_newest(paths[0]) if side is None else side for side in sides]  # the same one of all, or none
     played = [play_states(path, sides, mode, attempts, log or Log(), overrides) for path in paths]
     worths = worths_of(state for groups in played for own in groups.values() for state in tried(own))
     runs = [_evaluation(*run, worths) for run in zip(paths, configs, played, strict=True)]

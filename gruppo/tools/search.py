@@ -263,7 +263,9 @@ def fingerprint(corpus: Path, files: Iterable[Path]) -> str:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The .txt and .md files below a folder. Raises DataError if there is none."""
+    """The .txt and .md files below a folder. Raises DataError if there is none, or no such folder."""
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no folder of .txt and .md files, and no .jsonl of passages")
     files = sorted(file for file in folder.rglob("*") if file.suffix in (".txt", ".md") and file.is_file())
     if not files:
         raise DataError(f"{folder}: no .txt or .md file to search in")
@@ -297,6 +299,7 @@ def read_jsonl(file: Path) -> Iterator[Passage]:
         lines = file.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: {error}") from error
+    seen: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -308,4 +311,6 @@ def read_jsonl(file: Path) -> Iterator[Passage]:
             raise DataError(
                 f"{file}:{number}: expected an object with the strings id, title and text, not {line[:200]}"
             )
+        if (first := seen.setdefault(row["id"], number)) != number:
+            raise DataError(f"{file}:{number}: passage id {row['id']!r} is not unique: line {first} has it too")
         yield Passage(row["id"], row["title"], row["text"])
