@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from pathlib import Path
 
@@ -128,6 +129,17 @@ def test_an_endpoint_that_is_down_is_a_failure_and_not_an_answer(gruppo: Command
     assert ended.code == 1 and ended.line.startswith("failed: the search broke off (engine_failed)"), ended
     (meta,) = Path("checkpoints").glob("*/run_1/meta.json")
     assert json.loads(meta.read_text())["outcome"] == "engine_failed"
+
+
+def test_a_search_whose_time_runs_out_says_so(gruppo: Command, corpus: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:  # which takes calls and never answers
+        engine = {"base_url": f"http://127.0.0.1:{server.getsockname()[1]}/v1", "model": "m"}
+        words = [word for key, value in engine.items() for word in (f"--engines.server.{key}", value)]
+        words += ["--roles.checker.engine", "server", "--rollout.retries", "0", "--rollout.max_seconds", "0.3"]
+        ended = gruppo("search", QUESTION, "--corpus", str(corpus), *words)
+    assert ended.code == 1 and ended.line.startswith("failed: the search broke off (timeout): no answer within"), ended
+    (meta,) = Path("checkpoints").glob("*/run_1/meta.json")
+    assert json.loads(meta.read_text())["outcome"] == "timeout"
 
 
 def test_a_model_can_take_a_seat(gruppo: Command) -> None:

@@ -15,13 +15,10 @@ from pathlib import Path
 
 from gruppo.errors import StoreError
 from gruppo.search_state import Checkpoint, Meta, Round, RoundEntry, State, to_json
-from gruppo.search_tables import one_line
-from gruppo.types import Episode
 
 META = "meta.json"
 _RUN = "run_"
 _MAX_NAME_BYTES = 80
-_MAX_ERROR = 500  # characters
 
 
 def folder_name(question: str) -> str:
@@ -69,10 +66,9 @@ class RunFiles:
         self._meta = replace(self._meta, rounds=(*self._meta.rounds, entry))
         self._write_meta()
 
-    def end(self, episode: Episode) -> None:
+    def end(self, outcome: str, answer: str | None = None, error: str = "") -> None:
         """How the run ended."""
-        error = one_line(episode.error, _MAX_ERROR)
-        self._meta = replace(self._meta, outcome=episode.outcome, answer=episode.answer, error=error)
+        self._meta = replace(self._meta, outcome=outcome, answer=answer, error=error)
         self._write_meta()
 
     def _write_meta(self) -> None:

@@ -47,7 +47,7 @@ class Search:
         if self.config.checkpoints:
             meta = Meta(question, task=task.id, result=task.result, labels=labels_of(task))
             files = RunFiles.create(Path(self.config.checkpoints), meta)
-            cast.at_end(files.end)
+            cast.at_end(lambda episode: files.end(episode.outcome, episode.answer, one_line(episode.error, 500)))
             record = files.write
         state = with_targets(State(question), rules.targets_of(question), self.config.tables)
         record(Round(0), state)
