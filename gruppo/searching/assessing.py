@@ -129,7 +129,8 @@ def _evaluation(
     measured = {name: measure(own, worths) for name, own in groups.items()}
     found: dict[str, Any] = {"run": str(path), "seed": config.seed, "sides": measured}
     if len(groups) == 2:
-        found["audit"] = audit_pair(*groups.values(), rewards_of(config))
+        before, after = groups.values()
+        found["audit"] = audit_pair(before, after, rewards_of(config))
     found["questions"] = _questions(list(measured.values()))
     found["attempts"] = {name: [_details(state) for state in tried(own)] for name, own in groups.items()}
     return found

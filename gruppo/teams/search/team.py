@@ -43,7 +43,8 @@ class Search:
         """One attempt at one task: the answer, or None with the outcome set on the cast."""
         require_tools(cast)
         task = of_originals(task, cast.tools)
-        question, record = task.question, _unrecorded
+        question = task.question
+        record: Record = _unrecorded
         if self.config.checkpoints:
             meta = Meta(question, task=task.id, result=task.result, labels=labels_of(task))
             files = RunFiles.create(Path(self.config.checkpoints), meta)
