@@ -38,6 +38,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+_UsageError: Any = typer.BadParameter.__base__  # of which typer names no more than this kind
 Out = Annotated[Path, typer.Option(help="The run folder.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, with its own config.")]
 
@@ -48,7 +49,9 @@ def main() -> None:
     warnings.formatwarning = lambda message, *_args, **_kwargs: f"warning: {message}\n"
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|peft")  # their own house-keeping
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
+    except _UsageError as error:
+        stop(f"error: {error.format_message()}" if error.format_message() else "", 2)  # without words it is the help
     except UserError as error:
         stop(f"error: {error}", 2)
     except GruppoError as error:
@@ -62,8 +65,9 @@ def main() -> None:
 
 
 def stop(message: str, code: int) -> None:
-    """Print one line and exit."""
-    print(" ".join(message.split()), file=sys.stderr)
+    """Print one line, if there is one to print, and exit."""
+    if message:
+        print(" ".join(message.split()), file=sys.stderr)
     sys.exit(code)
 
 

@@ -7,6 +7,7 @@ done here.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -142,7 +143,7 @@ def run_searches(
 @search.command("eval", context_settings=OVERRIDES)
 def evaluate_executor(
     context: typer.Context,
-    run: RunPath,
+    words: Annotated[list[str], typer.Argument(metavar="RUN...", help="A run folder, or one for each training seed.")],
     baseline: Annotated[bool, typer.Option("--baseline", help="The team as the run began.")] = False,
     checkpoint: Annotated[int | None, typer.Option(help="A step's; default: the newest.")] = None,
     mode: Annotated[str, typer.Option(help="greedy or sampled (temperature 1).")] = "greedy",
@@ -155,12 +156,25 @@ def evaluate_executor(
     Settings are laid over the run's own, as --tools.corpus of the evaluation's documents."""
     from gruppo.searching import assessing
 
-    overrides = parse_overrides(context.args)
-    found = assessing.evaluate(run, assessing.sides_of(baseline, checkpoint), mode, attempts, Log(), overrides)
+    runs = [Path(word) for word in itertools.takewhile(lambda word: not word.startswith("--"), words)]
+    if not runs:
+        raise ConfigError(f"{words[0]}: name the runs before other settings: gruppo search eval RUN... --key value")
+    overrides, sides = parse_overrides(words[len(runs) :]), assessing.sides_of(baseline, checkpoint)
+    if out:
+        require_writable(out)
+    if len(runs) == 1:
+        found = assessing.evaluate(runs[0], sides, mode, attempts, Log(), overrides)
+        brief, text = _brief(found), assessing.evaluation_text(found)
+    else:
+        found = assessing.evaluate_seeds(runs, sides, mode, attempts, Log(), overrides)
+        brief, text = found | {"runs": [_brief(each) for each in found["runs"]]}, assessing.seeds_text(found)
     if out:
         write_json(out, found)
-    brief = {key: value for key, value in found.items() if key != "attempts"}
-    print(json.dumps(brief, ensure_ascii=False, indent=2) if as_json else assessing.evaluation_text(found))
+    print(json.dumps(brief, ensure_ascii=False, indent=2) if as_json else text)
+
+
+def _brief(found: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in found.items() if key != "attempts"}
 
 
 @search.command("compare")
@@ -203,10 +217,21 @@ def merge_checkpoints(
         print(json.dumps([dataclasses.asdict(each) | {"folder": str(each.folder)} for each in found], indent=2))
 
 
+def require_writable(path: Path) -> None:
+    """Raises StoreError where a file can't be written, before there is something to write; leaves it as it is."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not path.exists()
+        path.open("ab").close()
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise StoreError(f"--out {path}: can't be written: {error.strerror}") from None
+
+
 def write_json(path: Path, value: Any) -> None:
     """Raises StoreError where it can't be written."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(json.dumps(value, ensure_ascii=False, indent=2).encode("utf-8", "replace"))
     except OSError as error:
         raise StoreError(f"--out {path}: can't be written: {error.strerror}") from None

@@ -93,16 +93,20 @@ def learner_engine(learner: Learner) -> LocalEngine:
     )
 
 
+def folder_model(name: str, config: FolderConfig, model: ModelConfig) -> ModelConfig:
+    """How the model of a folder is held, where [model] is `model`. Raises ConfigError where there is none."""
+    if not (Path(config.folder) / "config.json").is_file():
+        raise ConfigError(f"engines.{name}.folder = {config.folder!r}: no model there; gruppo search merge writes one")
+    return model.model_copy(update={"base": config.folder, **config.model_dump(exclude={"folder"}, exclude_none=True)})
+
+
 def folder_engine(name: str, config: FolderConfig, model: ModelConfig) -> LocalEngine:
     """The model of a folder: greedy and sampled as "local" is, and no policy has a place in it."""
-    key = f"engines.{name}.folder = {config.folder!r}"
-    if not (Path(config.folder) / "config.json").is_file():
-        raise ConfigError(f"{key}: no model there; gruppo search merge writes one")
-    own = {"base": config.folder, **config.model_dump(exclude={"folder"}, exclude_none=True)}
+    own = folder_model(name, config, model)
     try:
-        tokenizer, loaded = load_frozen(model.model_copy(update=own))
+        tokenizer, loaded = load_frozen(own)
     except ConfigError as error:
-        raise ConfigError(f"{key}: {error}") from error
+        raise ConfigError(f"engines.{name}.folder = {config.folder!r}: {error}") from error
     return LocalEngine(
         loaded,
         tokenizer,

@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 from transformers import AutoConfig
 
-from gruppo.engine_room import endpoints
+from gruppo.engine_room import FolderConfig, folder_model
 from gruppo.log import Log
 from gruppo.run import RunConfig
 from gruppo.stages import train
@@ -33,6 +33,7 @@ BITS = {"nf4": 4.5, "int8": 8.0}  # of a quantized weight with its scales
 LOGITS_COPIES = 4  # logits, log-probabilities, their exponentials and a gradient
 TRANSIENT_LAYERS = 2  # what forward and backward hold of a layer's size beside what is saved: measured on a CPU
 RECOMPUTED_LAYERS = 1.25  # the same where layers are computed again, one at a time
+SAMPLING = "sampling: key-values and logits"
 TOKEN_BYTES = 12  # of a sampled token in episodes/: its id and its log-probability
 
 
@@ -51,11 +52,21 @@ class Shape:
 
 
 @dataclass(frozen=True)
+class Frozen:
+    """The model of a folder that plays a frozen role: how it is held, its parameters and its sizes."""
+
+    model: ModelConfig
+    parameters: int
+    shape: Shape
+
+
+@dataclass(frozen=True)
 class Estimate:
     """What a run will take, at most. Memory in bytes; `memory` is held all the while, of `working` one at a time."""
 
     base: int  # parameters
     policies: Mapping[str, int]  # name -> parameters that it trains
+    engines: Mapping[str, int]  # name -> parameters, of those whose model is in a folder
     memory: Mapping[str, int]
     working: Mapping[str, int]
     episodes_per_step: int
@@ -79,9 +90,7 @@ class Estimate:
 
 def estimate(config: RunConfig) -> Estimate:
     """What `config` will take. Raises ConfigError for a base that is not here, or policies that can't stand on it."""
-    shape = shape_of(config)
-    plain = ModelConfig(base=config.model.base, allow_download=config.model.allow_download)
-    base = count_parameters(plain, {"base": PolicyConfig(full=True)})["base"][1]
+    shape, base, frozen = shape_of(config), parameters_of(config.model), frozen_of(config)
     trained = {name: own for name, (own, _) in count_parameters(config.model, config.policies).items()}
     train_, turns = config.train, turns_of(config)
     rounds = config.algorithm.max_rounds if config.algorithm.filter_groups != "none" else 1
@@ -93,8 +102,9 @@ def estimate(config: RunConfig) -> Estimate:
     return Estimate(
         base=base,
         policies=trained,
-        memory=held(config, shape, base, trained),
-        working=working(config, shape),
+        engines={name: own.parameters for name, own in frozen.items()},
+        memory=held(config, shape, base, trained) | held_frozen(config, frozen),
+        working=working(config, shape, frozen),
         episodes_per_step=per_step,
         episodes=per_step * steps,
         evaluation_episodes=evaluations(config, steps),
@@ -102,14 +112,37 @@ def estimate(config: RunConfig) -> Estimate:
         sampled_tokens_per_step=tokens,
         sampled_tokens=tokens * steps,
         disk={"checkpoints": checkpoints(config, trained), "episodes": TOKEN_BYTES * tokens * steps},
-        notes=tuple(notes(config)),
+        notes=tuple(notes(config, frozen)),
     )
 
 
 def shape_of(config: RunConfig) -> Shape:
     """The base's sizes, from its config.json. Raises ConfigError as `base_of`."""
-    with base_of(config.model) as source:
-        found = AutoConfig.from_pretrained(source, local_files_only=not config.model.allow_download)
+    return sizes_of(config.model)
+
+
+def parameters_of(model: ModelConfig) -> int:
+    """How many parameters a model has, quantized or not."""
+    plain = ModelConfig(base=model.base, allow_download=model.allow_download)
+    return count_parameters(plain, {"base": PolicyConfig(full=True)})["base"][1]
+
+
+def frozen_of(config: RunConfig) -> dict[str, Frozen]:
+    """The models of folders that play a role, by the name of their engine. Raises ConfigError for one that is not
+    there."""
+    seated = {role.engine for role in config.roles.values()}
+    models = {
+        name: folder_model(name, own, config.model)
+        for name, own in config.engines.items()
+        if isinstance(own, FolderConfig) and name in seated
+    }
+    return {name: Frozen(model, parameters_of(model), sizes_of(model)) for name, model in models.items()}
+
+
+def sizes_of(model: ModelConfig) -> Shape:
+    """A model's sizes, from its config.json. Raises ConfigError as `base_of`."""
+    with base_of(model) as source:
+        found = AutoConfig.from_pretrained(source, local_files_only=not model.allow_download)
     sizes = found.get_text_config(decoder=True).to_dict()
     hidden, heads = sizes["hidden_size"], sizes.get("num_attention_heads") or 1
     head = sizes.get("head_dim") or hidden // heads
@@ -129,17 +162,14 @@ def held(config: RunConfig, shape: Shape, base: int, trained: Mapping[str, int])
     """Bytes of what is there all the while."""
     size, model = BYTES[config.model.dtype], config.model
     full = any(policy.full for policy in config.policies.values())
-    total, embeddings = sum(trained.values()), shape.vocabulary * shape.hidden
-    parts = {"base weights": base * size}
-    if model.quantization != "none":
-        kept = embeddings * (1 if shape.tied else 2)
-        parts["base weights"] = kept * size + int((base - kept) * BITS[model.quantization] / 8)
+    total = sum(trained.values())
+    parts = {"base weights": weight_bytes(model, shape, base)}
     if full:
         parts["trained weights"] = total * size
     else:
         parts["adapters"] = 4 * total
         if _merges(config):
-            parts["merged weights"] = (base - embeddings * (1 if shape.tied else 2)) * size
+            parts["merged weights"] = (base - embedded(shape)) * size
     of_one = size if full else 4
     if config.algorithm.kl_coefficient and config.algorithm.kl_reference == "start":
         parts["references"] = of_one * total
@@ -152,8 +182,33 @@ def held(config: RunConfig, shape: Shape, base: int, trained: Mapping[str, int])
     return parts
 
 
-def working(config: RunConfig, shape: Shape) -> dict[str, int]:
-    """Bytes of what comes and goes: learning from one microbatch, or sampling one batch, in every process."""
+def held_frozen(config: RunConfig, frozen: Mapping[str, Frozen]) -> dict[str, int]:
+    """Bytes of the models of folders, and of what each keeps of its prompts; all are in one process."""
+    parts = {}
+    for name, own in frozen.items():
+        parts[f"weights of engine {name}"] = weight_bytes(own.model, own.shape, own.parameters)
+        if config.model.cache_mb:
+            parts[f"kept key-values of engine {name}"] = config.model.cache_mb * 2**20
+    return parts
+
+
+def weight_bytes(model: ModelConfig, shape: Shape, parameters: int) -> int:
+    """Bytes of a model's weights; the embeddings are never quantized."""
+    size = BYTES[model.dtype]
+    if model.quantization == "none":
+        return parameters * size
+    kept = embedded(shape)
+    return kept * size + int((parameters - kept) * BITS[model.quantization] / 8)
+
+
+def embedded(shape: Shape) -> int:
+    """Parameters of the embeddings, those of input and output."""
+    return shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
+
+
+def working(config: RunConfig, shape: Shape, frozen: Mapping[str, Frozen]) -> dict[str, int]:
+    """Bytes of what comes and goes: learning from one microbatch, or sampling one batch, in every process. The models
+    of folders sample while the base does."""
     processes = config.model.processes
     tokens = max(config.train.microbatch_tokens, config.sft.microbatch_tokens if config.sft.steps else 0)
     logits = LOGITS_COPIES * 4 * min(MAX_LOGITS, tokens * shape.vocabulary)
@@ -161,11 +216,16 @@ def working(config: RunConfig, shape: Shape) -> dict[str, int]:
     if config.policies:
         found["learning: activations and logits"] = processes * (tokens * token_bytes(config, shape) + logits)
     if any(role.engine == "local" for role in config.roles.values()):
-        rows, batch = batch_of(config, shape)
-        of_position = 2 * shape.layers * shape.keys * BYTES[config.model.dtype]
-        of_row = LOGITS_COPIES * 4 * shape.vocabulary
-        found["sampling: key-values and logits"] = processes * (batch * of_position + rows * of_row)
+        found[SAMPLING] = processes * sampling_bytes(config, shape, BYTES[config.model.dtype], processes)
+    for own in frozen.values():
+        found[SAMPLING] = found.get(SAMPLING, 0) + sampling_bytes(config, own.shape, BYTES[own.model.dtype], 1)
     return found
+
+
+def sampling_bytes(config: RunConfig, shape: Shape, size: int, processes: int) -> int:
+    """Bytes of sampling one batch in one of so many processes, a value of the model having `size` bytes."""
+    rows, tokens = batch_of(config, shape, processes)
+    return tokens * 2 * shape.layers * shape.keys * size + rows * LOGITS_COPIES * 4 * shape.vocabulary
 
 
 def token_bytes(config: RunConfig, shape: Shape) -> int:
@@ -185,12 +245,12 @@ def token_bytes(config: RunConfig, shape: Shape) -> int:
     return (shape.layers + TRANSIENT_LAYERS - 1) * layer
 
 
-def batch_of(config: RunConfig, shape: Shape) -> tuple[int, int]:
-    """(rows, tokens) of the largest batch that one process samples, were every prompt to fill the context."""
+def batch_of(config: RunConfig, shape: Shape, processes: int) -> tuple[int, int]:
+    """(rows, tokens) of the largest batch that one of the processes samples, were every prompt to fill the context."""
     train_, test = config.train, config.tasks.num_test * len(config.eval.modes) * config.eval.attempts
     episodes = max(train_.tasks_per_step * train_.attempts, test if config.eval.stages else 0)
     rows = min(episodes, config.rollout.max_concurrent, config.rollout.max_batch)
-    rows = math.ceil(rows / config.model.processes)
+    rows = math.ceil(rows / processes)
     return rows, min(MAX_BATCH_TOKENS, rows * shape.context)
 
 
@@ -219,15 +279,15 @@ def turns_of(config: RunConfig) -> dict[str, int]:
     return dict.fromkeys(config.roles, 1) | repeated.get(config.team.program, {})
 
 
-def notes(config: RunConfig) -> list[str]:
+def notes(config: RunConfig, frozen: Mapping[str, Frozen]) -> list[str]:
     """What the figures leave out."""
     found = ["Bounds: every prompt fills the context, every action its max_tokens. --measure finds out what they do."]
     if config.team.program not in ("solver", "solo"):
         found.append(
             f"{config.team.program}: one turn of each role was counted; only the team knows how many it takes."
         )
-    if len(endpoints(config.engines)) < len(config.engines):
-        found.append("The models in folders that [engines] names are not counted.")
+    elsewhere = [name for name, own in frozen.items() if own.model.device != config.model.device]
+    found += [f"engine {name} is on {frozen[name].model.device}; the sum has its memory too." for name in elsewhere]
     if config.tasks.train != "world" or config.tasks.test != "world":
         found.append("Task files are not opened: tasks.num_train, num_validation and num_test were counted.")
     if config.model.device == "cpu":
@@ -238,6 +298,7 @@ def notes(config: RunConfig) -> list[str]:
 def tables(found: Estimate, probe: Measured | None) -> list[tuple[str, list[tuple[str, str]]]]:
     """Everything but the notes, for people: titled lists of a name and a figure."""
     parameters = [("base", f"{found.base:,}"), *((name, f"{own:,} trained") for name, own in found.policies.items())]
+    parameters += [(f"engine {name}", f"{own:,} frozen") for name, own in found.engines.items()]
     memory = [(part, megabytes(size)) for part, size in (*found.memory.items(), *found.working.items())]
     work = [
         ("steps", f"{found.steps:,}"),

@@ -141,13 +141,16 @@ class Rollout:
             episode.outcome, episode.error = Outcome.tool_failed, str(error)
         except TimeoutError:
             episode.outcome, episode.error = Outcome.timeout, f"no answer within {self.config.max_seconds} s"
-        except UserError:
+        except UserError as error:  # ends everything, this one as a failure of its team
+            episode.outcome, episode.error = Outcome.team_failed, str(error)
+            cast.tell()
             raise
         except Exception as error:  # a team is foreign code: its failure is this episode's, not its siblings'
             episode.outcome, episode.error = Outcome.team_failed, f"{type(error).__name__}: {error}"
         finally:
             cast.close()
         episode.seconds = clock() - started
+        cast.tell()
 
 
 def collect_side_by_side(

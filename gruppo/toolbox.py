@@ -140,6 +140,8 @@ def make_index(corpus: str, world_seed: int, folder: str = "") -> BM25Index:
         if folder:
             raise ConfigError(f"tools.index = {folder!r}: the world is made in memory; leave it out")
         return world_index(corpus.partition(":")[2], world_seed)
+    if not corpus:
+        raise ConfigError('tools.corpus is empty: name a folder of texts, a .jsonl of passages, or "world"')
     if not Path(corpus).exists():
         raise ConfigError(f"tools.corpus: {missing_file(Path(corpus))}")
     if folder:

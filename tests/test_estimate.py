@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from command_line import Command
+from command_line import Command, refused
+from small_run import base_files
 
 from gruppo.config import load
 from gruppo.engines.local import LocalEngine
@@ -126,6 +127,29 @@ def test_a_known_model_needs_only_its_config(tmp_path: Path) -> None:
     assert keys < found.working["sampling: key-values and logits"] < 1.2 * keys
 
 
+def test_models_of_folders_are_counted_where_a_role_plays_on_them(tmp_path: Path) -> None:
+    for name, content in base_files().items():
+        (tmp_path / name).write_bytes(content)
+    sizes = {"model__processes": "2", "model__threads": "1", "model__cache_mb": "0"}
+    entry = {**sizes, "engines__trained__folder": str(tmp_path)}
+    alone = estimate(config_of(**sizes))
+    assert estimate(config_of(**entry)).memory == alone.memory and not alone.engines, "nobody sits there"
+    seated = entry | {"roles__writer__engine": "trained"}
+    found = estimate(config_of(**seated))
+    shape = shape_of(config_of(model__base=str(tmp_path)))
+    (own,) = found.engines.values()
+    assert found.memory == {**alone.memory, "weights of engine trained": 4 * own} and own < found.base
+    rows = 300 * 2  # test tasks, both modes
+    tokens = min(MAX_BATCH_TOKENS, rows * shape.context)
+    more = tokens * 2 * shape.keys * 4 + rows * 4 * 4 * shape.vocabulary  # of one layer, in one process
+    sampling = "sampling: key-values and logits"
+    assert found.working[sampling] == alone.working[sampling] + more
+    half = estimate(config_of(**{**seated, "engines__trained__dtype": "bfloat16", "model__cache_mb": "64"}))
+    assert half.memory["weights of engine trained"] == 2 * own
+    assert half.memory["kept key-values of engine trained"] == 64 * 2**20
+    assert not any("not counted" in note for note in found.notes)
+
+
 def test_constants_are_those_of_the_engine() -> None:
     assert inspect.signature(LocalEngine).parameters["max_batch_tokens"].default == MAX_BATCH_TOKENS
 
@@ -155,3 +179,5 @@ def test_the_command_prints_tables_or_json(gruppo: Command) -> None:
         assert part in ended.out, part
     found = json.loads(gruppo("estimate", "-c", str(QUICKSTART), "--json").out)
     assert found["base"] == TINY and found["peak"] > 0
+    words = ["--engines.trained.folder", "nowhere", "--roles.writer.engine", "trained"]
+    refused(gruppo("estimate", "-c", str(QUICKSTART), *words), "no model there; gruppo search merge writes one")

@@ -90,6 +90,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "run"
 
 
+@pytest.fixture(scope="module")
+def seeds(trained: Path) -> list[Path]:
+    """The same training with two seeds."""
+    config = load(RunConfig, [trained.parent / "config.toml"], {"seed": "2"})
+    train(config, trained.parent / "another", False, Log(Console(quiet=True)))
+    return [trained, trained.parent / "another"]
+
+
 def test_before_and_after_are_measured_compared_and_audited(gruppo: Command, trained: Path, tmp_path: Path) -> None:
     ended = gruppo("search", "eval", str(trained), "--mode", "sampled", "--attempts", "2", "--out", "details.json")
     assert ended.code == 0 and "recall, round 1" in ended.out and "baseline and step 2" in ended.out
@@ -114,6 +122,52 @@ def test_one_side_alone_is_the_same_as_beside_the_other(gruppo: Command, trained
         assert list(alone["sides"]) == [side] and "comparison" not in alone and "attempts" not in alone
         assert alone["sides"][side]["reward"] == both["sides"][side]["reward"]
     assert "important rate" in gruppo("search", "eval", str(trained), "--baseline").out
+
+
+def test_several_seeds_are_compared_over_questions_and_seeds(
+    gruppo: Command, seeds: list[Path], tmp_path: Path
+) -> None:
+    words = ["search", "eval", *map(str, seeds), "--mode", "sampled", "--out", "details.json"]
+    ended = gruppo(*words, "--team.search.wrong_labels", "0")
+    assert ended.code == 0 and "2 seeds, 6 states of 4 questions, sampled" in ended.out and "gain by seed" in ended.out
+    found = json.loads((tmp_path / "details.json").read_text())
+    gain = found["comparison"]["reward"]
+    assert [run["seed"] for run in found["runs"]] == [1, 2] and found["comparison"]["seeds"] == 2 and gain["n"] == 4
+    for run, by_seed in zip(found["runs"], gain["by_seed"], strict=True):
+        assert by_seed == pytest.approx(fmean(row["gain"] for row in run["questions"]))
+        assert [len(states) for states in run["attempts"].values()] == [6, 6] and run["audit"]["wrong"] == 0
+    assert gain["gain"] == pytest.approx(fmean(gain["by_seed"])) and len(gain["gain_ci95"]) == 2
+
+    ended = gruppo("search", "eval", *map(str, seeds), "--checkpoint", "2", "--json")
+    alone = json.loads(ended.out)
+    assert [list(run["sides"]) for run in alone["runs"]] == [["step 2"]] * 2 and "comparison" not in alone
+    assert "attempts" not in alone["runs"][0]
+    lines = gruppo("search", "eval", *map(str, seeds), "--checkpoint", "2").out.splitlines()
+    assert lines[1] == "by seed:" and lines[2].split() == ["1", "2"] and lines[3].startswith("reward ")
+
+
+def test_runs_that_are_no_seeds_of_one_training_are_refused(gruppo: Command, seeds: list[Path], tmp_path: Path) -> None:
+    one, other = seeds
+    refused(gruppo("search", "eval", str(one), str(one)), "a second run with seed 1")
+    refused(gruppo("search", "eval", str(one), "--tools.corpus", "world", str(other)), "unexpected argument")
+    refused(gruppo("search", "eval", "--tools.corpus", "world", str(one)), "--tools.corpus: name the runs before")
+    refused(gruppo("search", "eval", str(one), "nowhere"), "nowhere is not a run folder")
+    odd, fewer = tmp_path / "odd", tmp_path / "fewer"
+    shutil.copytree(other, odd)
+    shutil.copytree(one.parent / "validation", fewer)
+    shutil.rmtree(min(fewer.iterdir()))
+    config = (odd / "config.toml").read_text()
+    for old, new, said in [
+        ("tasks_per_step = 2", "tasks_per_step = 1", "odd: has another train.tasks_per_step than"),
+        ("num_test = 8", "num_test = 2", "odd: has another tasks.num_test than"),
+        (f'"{one.parent}/validation"', f'"{fewer}"', "odd: is evaluated on other states than"),
+    ]:
+        assert old in config
+        (odd / "config.toml").write_text(config.replace(old, new))
+        refused(gruppo("search", "eval", str(one), str(odd)), said)
+    (odd / "config.toml").write_text(config)
+    shutil.rmtree(max((odd / "checkpoints").iterdir()))
+    refused(gruppo("search", "eval", str(one), str(odd)), "another newest checkpoint")
 
 
 def test_what_training_paid_for_is_audited(gruppo: Command, trained: Path) -> None:
@@ -156,3 +210,5 @@ def test_what_is_wrong_is_one_line(gruppo: Command, trained: Path, tmp_path: Pat
     config.write_text('[team]\nprogram = "solo"\n')
     refused(gruppo("search", "eval", str(other)), 'team.program = "solo"')
     refused(gruppo("search", "eval", str(trained), "--baseline", "--out", str(other / "config.toml" / "x")), "--out")
+    ended = gruppo("search", "eval", str(trained), "--out", ".")
+    assert ended.code == 2 and ended.err == "error: --out .: can't be written: Is a directory\n", "before it plays"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from pathlib import Path
 
@@ -93,9 +94,31 @@ def test_what_is_wrong_is_one_line(gruppo: Command, corpus: Path, tmp_path: Path
     refused(gruppo("search", "q", "--corpus", "nowhere"), "nowhere: no such file")
     refused(gruppo("search", "q", "--corpus", str(tmp_path / "empty.jsonl")), "no documents to search in")
     refused(gruppo("search", "q", "--corpus", str(tmp_path / "bare")), "no .txt or .md file")
+    refused(gruppo("search", "q", "--corpus", ""), "tools.corpus is empty")
+    refused(
+        gruppo("search", "q", "--corpus", str(corpus / "vael.txt")), "no folder of .txt and .md files, and no .jsonl"
+    )
     refused(gruppo("search", "q", "--corpus", "world:tset"), "did you mean test?")
     refused(gruppo("search", "q", "--corpus", str(corpus), "--team.search.max_round", "3"), "team.search.max_rounds")
     refused(gruppo("search", "q", "--corpus", str(corpus), "--tools.corpus", "x"), "--tools.corpus")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["ask", "q"], "Missing option '--corpus'"),
+        (["--corpus", "texts"], "Missing argument 'question'"),
+        (["run"], "Missing option '--out'"),
+        (["eval"], "Missing argument 'RUN...'"),
+        (["compare", "--before", "a"], "Missing option '--after'"),
+        (["merge", "run", "--step", "last"], "Invalid value for '--step'"),
+        (["audit", "run", "more"], "unexpected extra argument"),
+    ],
+)
+def test_words_that_are_no_command_are_one_line(gruppo: Command, words: list[str], said: str) -> None:
+    ended = gruppo("search", *words)
+    assert ended.err.count("\n") == 1
+    refused(ended, said)
 
 
 def test_an_endpoint_that_is_down_is_a_failure_and_not_an_answer(gruppo: Command, corpus: Path) -> None:
@@ -106,6 +129,17 @@ def test_an_endpoint_that_is_down_is_a_failure_and_not_an_answer(gruppo: Command
     assert ended.code == 1 and ended.line.startswith("failed: the search broke off (engine_failed)"), ended
     (meta,) = Path("checkpoints").glob("*/run_1/meta.json")
     assert json.loads(meta.read_text())["outcome"] == "engine_failed"
+
+
+def test_a_search_whose_time_runs_out_says_so(gruppo: Command, corpus: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:  # which takes calls and never answers
+        engine = {"base_url": f"http://127.0.0.1:{server.getsockname()[1]}/v1", "model": "m"}
+        words = [word for key, value in engine.items() for word in (f"--engines.server.{key}", value)]
+        words += ["--roles.checker.engine", "server", "--rollout.retries", "0", "--rollout.max_seconds", "0.3"]
+        ended = gruppo("search", QUESTION, "--corpus", str(corpus), *words)
+    assert ended.code == 1 and ended.line.startswith("failed: the search broke off (timeout): no answer within"), ended
+    (meta,) = Path("checkpoints").glob("*/run_1/meta.json")
+    assert json.loads(meta.read_text())["outcome"] == "timeout"
 
 
 def test_a_model_can_take_a_seat(gruppo: Command) -> None:

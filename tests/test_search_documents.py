@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gruppo.errors import DataError
 from gruppo.search_state import Fault
 from gruppo.tools.documents import ReadTool, SearchOrchestrator, SearchTool, document_tools, excerpt, telling
-from gruppo.tools.search import LARGE, BM25Index, Passage, terms
+from gruppo.tools.search import BLOCK_BYTES, LARGE, NUM_BLOCKS, BM25Index, Passage, digest_of, terms
 
 CHINESE = [
     Passage("1", "李明", "李明出生在杭州，后来在上海大学任教。"),
@@ -253,6 +253,51 @@ def test_a_cut_index_is_made_anew(tmp_path: Path, size: int) -> None:
     assert ids(again, "fox 7") == found and len(again) == 40
 
 
+@pytest.mark.parametrize("place", [0, 20, 4096 + 7, 0.3, 0.6, -4096, -5])
+def test_a_damaged_index_is_told_and_made_anew(tmp_path: Path, place: float) -> None:
+    (tmp_path / "texts").mkdir()
+    for number in range(40):
+        (tmp_path / "texts" / f"{number}.txt").write_text(f"red fox {number} " * 30)
+    BM25Index.kept(tmp_path / "texts", tmp_path / "kept").close()
+    (file,) = (tmp_path / "kept").iterdir()
+    whole = bytearray(file.read_bytes())
+    at = int(place * len(whole)) if isinstance(place, float) else place % len(whole)
+    whole[at] ^= 1
+    file.write_bytes(whole)
+    with pytest.raises(DataError, match="damaged"):
+        BM25Index.open(file)
+    assert ids(BM25Index.kept(tmp_path / "texts", tmp_path / "kept"), "7") == ["7.txt"]
+    BM25Index.open(file).close()
+
+
+def test_a_large_index_is_looked_at_in_places_from_its_first_block_to_its_last(tmp_path: Path) -> None:
+    file, size = tmp_path / "large", 4 * NUM_BLOCKS * BLOCK_BYTES + 100
+    with file.open("w+b") as large:
+        large.truncate(size)
+        before = digest_of(large, size)
+        for changes, at in ((True, 0), (True, size - 1), (False, BLOCK_BYTES + 1)):
+            large.seek(at)
+            large.write(b"x")
+            assert (digest_of(large, size) != before) == changes
+            large.seek(at)
+            large.write(b"\0")
+        large.seek(size // 3)
+        large.write(b"x" * 5 * BLOCK_BYTES)
+        assert digest_of(large, size) != before, "a hole that is wider than the distance of the places"
+        assert digest_of(large, size - 1) != before != digest_of(large, size + 1)
+
+
+def test_an_index_under_the_name_of_another_is_made_anew(tmp_path: Path) -> None:
+    for name in ("foxes", "owls"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.txt").write_text(f"red {name}")
+        BM25Index.kept(tmp_path / name, tmp_path / "kept").close()
+    one, other = (tmp_path / "kept").iterdir()
+    one.write_bytes(other.read_bytes())
+    for name in ("foxes", "owls"):
+        assert BM25Index.kept(tmp_path / name, tmp_path / "kept")["a.txt"].text == f"red {name}"
+
+
 @pytest.mark.parametrize(
     ("row", "said"),
     [
@@ -260,7 +305,7 @@ def test_a_cut_index_is_made_anew(tmp_path: Path, size: int) -> None:
         (b'{"id": ' + b"9" * 6_000 + b"}", "not JSON"),
         (b'{"id": 1, "title": "", "text": ""}', "strings id, title and text"),
         (b"\xff", "utf-8"),
-        (b'{"id": "1", "title": "", "text": ""}\n' * 2, "'1' is not unique"),
+        (b'{"id": "1", "title": "", "text": ""}\n' * 2, "rows.jsonl:2: passage id '1' is not unique: line 1"),
     ],
 )
 def test_a_damaged_collection_is_told(tmp_path: Path, row: bytes, said: str) -> None:

@@ -182,6 +182,9 @@ def test_results_of_something_else_or_damaged_are_told(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="gruppo search run writes it"):
         read_results(tmp_path / "c" / "results.jsonl")
     lines = results.read_text().splitlines()
+    results.write_text("\n".join([lines[0], lines[1].replace('"right": 1.0', '"right": NaN'), ""]))
+    with pytest.raises(StoreError, match="line 2: right: "):
+        read_results(results)
     results.write_text("\n".join([lines[0], lines[1][:50], lines[2], ""]))
     with pytest.raises(StoreError, match="line 2: .*made again"):
         read_results(results)

@@ -346,3 +346,16 @@ def test_settings_and_prompts_are_checked(tmp_path: Path) -> None:
         Search(SearchConfig(prompts=str(own)))
     for size in ("compact", "full"):
         assert set(Search(SearchConfig(prompts=size)).prompts) <= set(Search.roles)
+
+
+def test_a_label_of_a_copy_is_that_of_the_document_that_is_found(tmp_path: Path) -> None:
+    copies = [Passage("a-copy", "Vael", f"{PASSAGES[0].text}\n"), Passage("z", "Morla", PASSAGES[2].text)]
+    given = {"a-copy": "IMPORTANT", "a": "RELEVANT", "c": "RELEVANT", "z": "IRRELEVANT", "gone": "IMPORTANT"}
+    task = Task("t", QUESTION, "Morla", extra_info={"documents": given})
+    config = SearchConfig(checkpoints=str(tmp_path), checker="truth")
+    collect(config, [task], BM25Index([*PASSAGES, *copies]))
+    (run,) = run_folders(tmp_path / folder_name(QUESTION))
+    labels = meta_of((run / "meta.json").read_bytes()).labels
+    assert labels == {"a": "IMPORTANT", "c": "RELEVANT", "gone": "IMPORTANT"}
+    found = checkpoint_of((run / "round_001.json").read_bytes()).round.verdicts
+    assert {verdict.document: verdict.label for verdict in found}["a"] == "IMPORTANT"

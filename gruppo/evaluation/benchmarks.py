@@ -13,6 +13,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
+import pydantic
+
 from gruppo.config import suggest
 from gruppo.data.base import TaskSet
 from gruppo.errors import ConfigError
@@ -69,7 +71,7 @@ class Item:
     outcome: Outcome
     error: str
     steps: int
-    seconds: float
+    seconds: pydantic.FiniteFloat
     tokens: int
     tools: Mapping[str, tuple[int, int]]
 

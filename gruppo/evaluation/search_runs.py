@@ -34,14 +34,14 @@ class Played:
     run: int
     outcome: Outcome
     answer: str | None = None
-    right: float | None = None
+    right: pydantic.FiniteFloat | None = None
     rounds: int = 0
     searches: tuple[tuple[str, ...], ...] = ()
     said: tuple[str, ...] = ()
     true: tuple[str, ...] | None = None
     tokens: Mapping[str, int] = field(default_factory=dict)
     turns: Mapping[str, int] = field(default_factory=dict)
-    seconds: float = 0.0
+    seconds: pydantic.FiniteFloat = 0.0
     error: str = ""
 
     @property

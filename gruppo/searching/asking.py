@@ -58,7 +58,6 @@ def ask(question: str, config: RunConfig) -> Asked:
 
 def played(parent: Path, outcome: Outcome) -> tuple[Path, Meta]:
     """The newest run that ended so, or broke off: another process may be asking the same question at this moment."""
-    ends = (str(outcome), "") if outcome.is_infrastructure else (str(outcome),)
     with boundary(StoreError, f"{parent}: what was just played can't be read"):
         runs = ((folder, meta_of((folder / META).read_bytes())) for folder in reversed(run_folders(parent)))
-        return next((folder, meta) for folder, meta in runs if meta.outcome in ends)
+        return next((folder, meta) for folder, meta in runs if meta.outcome == outcome)

@@ -13,11 +13,13 @@ from types import MappingProxyType
 from typing import Any
 
 from gruppo.config import load
+from gruppo.data.base import TaskSet
 from gruppo.errors import ConfigError, boundary
 from gruppo.evaluation.evaluate import MODES
 from gruppo.evaluation.search_audit import Rewards, audit_pair, audit_text, audit_training
 from gruppo.evaluation.search_rounds import (
     Tried,
+    Worth,
     columns,
     compare,
     gain_lines,
@@ -31,11 +33,18 @@ from gruppo.rewards.search import search
 from gruppo.run import RunConfig, assemble, make_tasks
 from gruppo.stages import begin_again, play
 from gruppo.store import Checkpoint, Run
+from gruppo.teams.search.truth import of_originals
 from gruppo.training.grpo import load as load_checkpoint
 from gruppo.types import Group
 
 BASELINE = "baseline"
 NUM_QUESTIONS = 3  # of the best and of the worst that are shown
+_OF_A_SEED: Any = {
+    "model": {"device", "threads", "processes"},
+    "monitor": True,
+    "tasks": {"rounds": {"folder", "evaluation_folder"}},
+}
+"""What may differ between the seeds of a training, besides the keys that stand in no table."""
 Side = str | int | None
 """BASELINE, the step of a checkpoint, or None for the newest one."""
 
@@ -55,12 +64,73 @@ def evaluate(
     """
     groups = play_states(path, sides, mode, attempts, log or Log(), overrides)
     worths = worths_of(state for own in groups.values() for state in tried(own))
-    measured = {name: measure(own, worths) for name, own in groups.items()}
-    found: dict[str, Any] = {"run": str(path), "mode": mode, "sides": measured}
+    found = _evaluation(path, config_of(path, overrides), groups, worths) | {"mode": mode}
     if len(groups) == 2:
         before, after = groups.values()
         found["comparison"] = compare([before], [after])
-        found["audit"] = audit_pair(before, after, rewards_of(config_of(path, overrides)))
+    return found
+
+
+def evaluate_seeds(
+    paths: Sequence[Path],
+    sides: Sequence[Side],
+    mode: str = "greedy",
+    attempts: int = 1,
+    log: Log | None = None,
+    overrides: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """As `evaluate` for several runs, which are the seeds of one training: `runs` has what `evaluate` has of each, but
+    for the `comparison`, which is of all, over questions and seeds. Raises UserError, before anything is played, for
+    runs that are no such seeds."""
+    configs = [config_of(path, overrides) for path in paths]
+    require_seeds(paths, configs, sides)
+    sides = [_newest(paths[0]) if side is None else side for side in sides]  # the same one of all, or none
+    played = [play_states(path, sides, mode, attempts, log or Log(), overrides) for path in paths]
+    worths = worths_of(state for groups in played for own in groups.values() for state in tried(own))
+    runs = [_evaluation(*run, worths) for run in zip(paths, configs, played, strict=True)]
+    found: dict[str, Any] = {"mode": mode, "runs": runs}
+    if len(sides) == 2:
+        befores, afters = zip(*(groups.values() for groups in played), strict=True)
+        found["comparison"] = compare(befores, afters)
+    return found
+
+
+def require_seeds(paths: Sequence[Path], configs: Sequence[RunConfig], sides: Sequence[Side]) -> None:
+    """Raises ConfigError for runs that differ in more than their seeds, or in the states that they are evaluated on."""
+    first, seeds = paths[0], set[int]()
+    settings, tasks, step = _settings(configs[0]), make_tasks(configs[0], "test").fingerprint, _newest(first)
+    for path, config in zip(paths, configs, strict=True):
+        own = _settings(config)
+        if odd := [key for key in settings.keys() | own.keys() if settings.get(key) != own.get(key)]:
+            raise ConfigError(f"{path}: has another {min(odd)} than {first}; give the seeds of one training")
+        if config.seed in seeds:
+            raise ConfigError(f"{path}: a second run with seed {config.seed}; give runs with different seeds")
+        if make_tasks(config, "test").fingerprint != tasks:
+            raise ConfigError(f"{path}: is evaluated on other states than {first}")
+        if None in sides and _newest(path) != step:
+            raise ConfigError(f"{path}: has another newest checkpoint than {first}; name one, --checkpoint N")
+        seeds.add(config.seed)
+
+
+def _settings(config: RunConfig) -> dict[str, Any]:
+    """What the seeds of a training have in common, as "table.key" -> value."""
+    tables = {name: own for name, own in config.model_dump(exclude=_OF_A_SEED).items() if isinstance(own, dict)}
+    return {f"{table}.{key}": value for table, own in tables.items() for key, value in own.items()}
+
+
+def _newest(path: Path) -> int | None:
+    return max(Run.open(path).list_checkpoints(), default=None)
+
+
+def _evaluation(
+    path: Path, config: RunConfig, groups: Mapping[str, list[Group]], worths: Mapping[str, Worth]
+) -> dict[str, Any]:
+    """One run, what is IMPORTANT being told by all that is evaluated with it."""
+    measured = {name: measure(own, worths) for name, own in groups.items()}
+    found: dict[str, Any] = {"run": str(path), "seed": config.seed, "sides": measured}
+    if len(groups) == 2:
+        before, after = groups.values()
+        found["audit"] = audit_pair(before, after, rewards_of(config))
     found["questions"] = _questions(list(measured.values()))
     found["attempts"] = {name: [_details(state) for state in tried(own)] for name, own in groups.items()}
     return found
@@ -85,13 +155,14 @@ def play_states(
         checkpoints = {side: _checkpoint(run, side) for side in sides if not isinstance(side, str)}
         names = {side: f"step {checkpoints[side].step}" if side in checkpoints else BASELINE for side in sides}
         assembly, found = assemble(config), {}
+        known = TaskSet((of_originals(task, assembly.rollout.tools) for task in tasks), tasks.name)
         try:
             if BASELINE in sides:
                 begin_again(run, config, assembly.learner)
             for side in sorted(sides, key=lambda side: side != BASELINE):  # which is of fresh policies, so comes first
                 if side in checkpoints:
                     load_checkpoint(assembly.learner, checkpoints[side], only_policies=True)
-                found[side] = play(assembly, tasks, [mode], config, log, names[side])[mode]
+                found[side] = play(assembly, known, [mode], config, log, names[side])[mode]
         finally:
             assembly.close()
     return {names[side]: found[side] for side in sides}
@@ -200,8 +271,31 @@ def evaluation_text(found: Mapping[str, Any]) -> str:
     return "\n".join([*lines, *([audit_text(found["audit"])] if "audit" in found else [])])
 
 
-def _figure_rows(side: Mapping[str, Any]) -> Iterator[list[str]]:
+def seeds_text(found: Mapping[str, Any]) -> str:
+    """The evaluation of several runs for a terminal."""
+    runs = found["runs"]
+    sides = [list(run["sides"].values()) for run in runs]
+    first = sides[0][0]
+    lines = [
+        f"{len(runs)} seeds, {first['states']} states of {first['questions']} questions, {found['mode']}; IMPORTANT by"
+        f" {first['labels'] or 'nobody'}: {' and '.join(runs[0]['sides'])}"
+    ]
+    if failed := sum(side["infrastructure"] for own in sides for side in own):
+        lines.append(f"{failed} attempts failed by the infrastructure, in no figure")
+    if "comparison" in found:
+        gains = named_gains(found["comparison"])
+        lines += gain_lines(gains)
+        by_seed = {name: [f"{own:+.3f}" for own in gain["by_seed"]] for name, gain in gains.items() if gain["n"]}
+    else:
+        rows = [dict(_figure_rows(own)) for (own,) in sides]
+        by_seed = {name: [row[name] for row in rows] for name in rows[0] if all(name in row for row in rows)}
+    lines.append("gain by seed:" if "comparison" in found else "by seed:")
+    lines += columns([["", *(str(run["seed"]) for run in runs)], *([name, *own] for name, own in by_seed.items())])
+    return "\n".join([*lines, *(f"seed {run['seed']}: {run['audit']['sentence']}" for run in runs if "audit" in run)])
+
+
+def _figure_rows(side: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     names = ("reward", "important_rate", "precision", "recall")
-    yield from ([name.replace("_", " "), f"{side[name]:.3f}"] for name in names if name in side)
+    yield from ((name.replace("_", " "), f"{side[name]:.3f}") for name in names if name in side)
     for number, own in side["recall_by_round"].items():
-        yield [f"recall, round {number}", f"{own['recall']:.3f}"]
+        yield f"recall, round {number}", f"{own['recall']:.3f}"

@@ -27,7 +27,6 @@ from gruppo.run import RunConfig, assemble, assemble_frozen, make_tasks
 from gruppo.search_state import Label, Meta, Round, Strategy, checkpoint_of, meta_of
 from gruppo.stages import start_from
 from gruppo.store import fingerprint
-from gruppo.teams.search.truth import labels_of
 from gruppo.toolbox import close_tools
 from gruppo.tools.documents import SearchTool
 from gruppo.types import Episode, Task
@@ -127,7 +126,7 @@ def _play(rollout: Rollout, left: Sequence[tuple[int, Task]], config: RunConfig)
 
 def _played(task: Task, episode: Episode, attempt: int, root: Path) -> Played:
     meta, rounds = _newest(root, task)
-    labels = labels_of(task)
+    important = tuple(sorted(name for name, label in meta.labels.items() if label == Label.IMPORTANT))
     is_judged = bool(task.result.strip()) and not episode.outcome.is_infrastructure
     searches = (each.verdicts for each in rounds if each.strategy == Strategy.SEARCH)
     is_right = episode.answer is not None and is_equal(episode.answer, task.result)
@@ -142,7 +141,7 @@ def _played(task: Task, episode: Episode, attempt: int, root: Path) -> Played:
         rounds=len(rounds),
         searches=tuple(tuple(verdict.document for verdict in verdicts) for verdicts in searches),
         said=tuple(sorted(said_important(rounds))),
-        true=tuple(sorted(name for name, label in labels.items() if label == Label.IMPORTANT)) if labels else None,
+        true=important if meta.labels else None,
         tokens=episode.num_tokens,
         turns=dict(Counter(turn.role for turn in episode.turns)),
         seconds=round(episode.seconds, 3),

@@ -154,6 +154,7 @@ class Cast:
         self.tools, self.outcome = tools, Outcome.completed
         self._episode, self._deadline = episode, deadline
         self._endings: list[Callable[[], None]] = []
+        self._records: list[Callable[[Episode], None]] = []
         self._agents = {name: Agent(role, episode, submit) for name, role in roles.items()}
 
     def __contains__(self, role: str) -> bool:
@@ -183,10 +184,20 @@ class Cast:
         name = f"{episode.group_id}/{episode.attempt}/{episode.retries}"
         return CallContext(episode.task_id, name, role, turn, self._deadline, self._endings.append)
 
+    def at_end(self, record: Callable[[Episode], None]) -> None:
+        """Have `record` called with the episode when it has its outcome, whatever that is; an episode that is
+        interrupted gets none."""
+        self._records.append(record)
+
     def close(self) -> None:
         """Do what the tools have left for the end of the episode."""
         while self._endings:
             self._endings.pop()()
+
+    def tell(self) -> None:
+        """Show the episode, which has its outcome, to all who record it."""
+        for record in self._records:
+            record(self._episode)
 
 
 class Team(Protocol):

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import quote
 
 from gruppo.errors import DataError
@@ -22,7 +23,8 @@ MAX_TERMS = 256  # of a query, the first distinct ones
 MAX_RESULTS = 10_000
 LARGE, COMMON = 10_000, 0.05  # passages from which on words in more than this share of them are common
 MAPPED_BYTES = 2**31 - 2**16  # SQLite's own limit; what is beyond it is read
-VERSION = 3  # of the file
+VERSION = 4  # of the file
+SEAL_BYTES, BLOCK_BYTES, NUM_BLOCKS = 32, 4096, 256  # of a file's seal, and how much of the file it is made of
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,9 @@ class BM25Index:
                 self._database.execute("PRAGMA temp_store = MEMORY")  # sorting, too: no disk is needed that may be full
             build(self._database, passages)
             if path:
+                self._database.execute("CREATE TABLE about AS SELECT ? AS name", (Path(path).stem,))
                 self._database.close()
+                seal(building)
                 os.replace(building, path)
                 self._database = mapped(path)
         except (OSError, sqlite3.OperationalError) as error:
@@ -61,12 +65,13 @@ class BM25Index:
 
     @classmethod
     def open(cls, path: str | Path) -> BM25Index:
-        """An index that was built into a file. Raises DataError if there is none."""
+        """An index that was built into a file. Raises DataError if there is none, or if it is not as it was written."""
         index = cls.__new__(cls)
         try:
+            require_seal(path)
             index._database = mapped(path)
             index._remember()
-        except sqlite3.Error as error:
+        except (OSError, sqlite3.Error) as error:
             raise DataError(f"{path}: not a search index ({error})") from error
         return index
 
@@ -88,14 +93,22 @@ class BM25Index:
         path = folder / f"{fingerprint(corpus, [corpus] if is_jsonl else files_of(corpus))}.index"
         if path.is_file():
             try:
-                return cls.open(path)
-            except DataError:  # cut or damaged: it can always be made anew
-                path.unlink()
+                index = cls.open(path)
+                if index.name == path.stem:
+                    return index
+                index.close()
+            except DataError:
+                pass  # cut or damaged: as one of other files, it is made anew
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise DataError(f"{folder}: the index can't be written: {error.strerror}") from error
         return (cls.from_jsonl if is_jsonl else cls.from_folder)(corpus, path)
+
+    @property
+    def name(self) -> str:
+        """What the file was called, without its suffix, when it was written."""
+        return self._database.execute("SELECT name FROM about").fetchone()[0]
 
     def __len__(self) -> int:
         return self._database.execute("SELECT count(*) FROM passages").fetchone()[0]
@@ -119,6 +132,10 @@ class BM25Index:
     def original(self, passage: Passage) -> Passage:
         """Of all passages with the same text (white space apart) the one whose id comes first."""
         return self[self._copies[passage.id]] if passage.id in self._copies else passage
+
+    def original_id(self, id: str) -> str:
+        """As `original`, of an id alone; one that no passage has is returned as it is."""
+        return self._copies.get(clean(id), id)
 
     def titled(self, title: str) -> list[Passage]:
         """All passages of that very title, in the order of their ids."""
@@ -196,6 +213,35 @@ def mapped(path: str | Path) -> sqlite3.Connection:
     return database
 
 
+def seal(path: str | Path) -> None:
+    """Write a digest at the end of a complete file, where SQLite does not look."""
+    with open(path, "r+b") as file:
+        digest = digest_of(file, os.path.getsize(path))
+        file.seek(0, os.SEEK_END)
+        file.write(digest)
+
+
+def require_seal(path: str | Path) -> None:
+    """Raises DataError for a file that is cut, longer, or in some places other than it was written; a large file is not
+    read as a whole, so what is torn within a place that is not looked at comes to light when it is searched."""
+    size = os.path.getsize(path) - SEAL_BYTES
+    with open(path, "rb") as file:
+        digest = digest_of(file, size)
+        file.seek(max(0, size))
+        if file.read() != digest:
+            raise DataError(f"{path}: not a search index, or cut, damaged or of another version; remove it")
+
+
+def digest_of(file: BinaryIO, size: int) -> bytes:
+    """Of the first `size` bytes: how many they are, and at most NUM_BLOCKS blocks of them, first and last included."""
+    digest = hashlib.blake2b(f"{VERSION} {size}".encode(), digest_size=SEAL_BYTES)
+    last = max(0, size - 1) // BLOCK_BYTES
+    for number in sorted({last * number // (NUM_BLOCKS - 1) for number in range(NUM_BLOCKS)}):
+        file.seek(number * BLOCK_BYTES)
+        digest.update(file.read(min(BLOCK_BYTES, max(0, size - number * BLOCK_BYTES))))
+    return digest.digest()
+
+
 def terms(query: str) -> list[str]:
     """The distinct words of any string, folded: letters and digits only, so nothing of FTS5's syntax is left."""
     return list(dict.fromkeys(asked(query)))[:MAX_TERMS]
@@ -217,7 +263,9 @@ def fingerprint(corpus: Path, files: Iterable[Path]) -> str:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The .txt and .md files below a folder. Raises DataError if there is none."""
+    """The .txt and .md files below a folder. Raises DataError if there is none, or no such folder."""
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no folder of .txt and .md files, and no .jsonl of passages")
     files = sorted(file for file in folder.rglob("*") if file.suffix in (".txt", ".md") and file.is_file())
     if not files:
         raise DataError(f"{folder}: no .txt or .md file to search in")
@@ -251,6 +299,7 @@ def read_jsonl(file: Path) -> Iterator[Passage]:
         lines = file.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: {error}") from error
+    seen: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -262,4 +311,6 @@ def read_jsonl(file: Path) -> Iterator[Passage]:
             raise DataError(
                 f"{file}:{number}: expected an object with the strings id, title and text, not {line[:200]}"
             )
+        if (first := seen.setdefault(row["id"], number)) != number:
+            raise DataError(f"{file}:{number}: passage id {row['id']!r} is not unique: line {first} has it too")
         yield Passage(row["id"], row["title"], row["text"])

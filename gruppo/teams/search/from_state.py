@@ -14,6 +14,7 @@ from gruppo.teams.search.replies import Plan
 from gruppo.teams.search.seats import Seats
 from gruppo.teams.search.strategies import play_round
 from gruppo.teams.search.team import ROLES, play_on, prompts_of, require_tools
+from gruppo.teams.search.truth import of_originals
 from gruppo.types import Outcome, Task
 
 
@@ -30,6 +31,7 @@ class SearchFromState:
     async def play(self, task: Task, cast: Cast) -> str:
         """The `Continuation`, as JSON. Raises DataError for a task that is no state of a search."""
         require_tools(cast)
+        task = of_originals(task, cast.tools)
         start = round_state_of(task)
         seats = Seats(task, cast, self.config)
         state, first = await play_round(seats, start.state, start.number, Plan(Strategy.SEARCH, start.sub_goal))

@@ -11,16 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from gruppo.data.search_files import RunFiles
-from gruppo.errors import EngineError, GruppoError, TeamError, ToolError
+from gruppo.errors import TeamError
 from gruppo.search_state import Meta, Round, State, Strategy
 from gruppo.search_tables import one_line, with_targets
-from gruppo.teams.base import Cast, Ended, Prompt
+from gruppo.teams.base import Cast, Prompt
 from gruppo.teams.prompt_files import read_prompts
 from gruppo.teams.search import rules
 from gruppo.teams.search.config import SearchConfig
 from gruppo.teams.search.seats import Seats, prompt_fields
 from gruppo.teams.search.strategies import play_round
-from gruppo.teams.search.truth import labels_of
+from gruppo.teams.search.truth import labels_of, of_originals
 from gruppo.tools.documents import READ, SEARCH
 from gruppo.types import Outcome, Task
 
@@ -42,22 +42,17 @@ class Search:
     async def play(self, task: Task, cast: Cast) -> str | None:
         """One attempt at one task: the answer, or None with the outcome set on the cast."""
         require_tools(cast)
-        question, files = task.question, None
+        task = of_originals(task, cast.tools)
+        question = task.question
+        record: Record = _unrecorded
         if self.config.checkpoints:
             meta = Meta(question, task=task.id, result=task.result, labels=labels_of(task))
             files = RunFiles.create(Path(self.config.checkpoints), meta)
-        record: Record = files.write if files else lambda played, state: None
+            cast.at_end(lambda episode: files.end(episode.outcome, episode.answer, one_line(episode.error, 500)))
+            record = files.write
         state = with_targets(State(question), rules.targets_of(question), self.config.tables)
-        try:
-            record(Round(0), state)
-            answer = await play_on(Seats(task, cast, self.config), state, 1, record)
-        except (GruppoError, Ended) as error:
-            if files:
-                files.end(_outcome_of(error), error=one_line(str(error), 500))
-            raise
-        if files:
-            files.end(cast.outcome, answer)
-        return answer
+        record(Round(0), state)
+        return await play_on(Seats(task, cast, self.config), state, 1, record)
 
 
 def prompts_of(config: SearchConfig) -> dict[str, Prompt]:
@@ -94,9 +89,5 @@ async def play_on(seats: Seats, state: State, first: int, record: Record) -> str
     return answer.value or None
 
 
-def _outcome_of(error: GruppoError | Ended) -> Outcome:
-    if isinstance(error, Ended):
-        return error.outcome
-    if isinstance(error, EngineError):
-        return Outcome.engine_failed
-    return Outcome.tool_failed if isinstance(error, ToolError) else Outcome.team_failed
+def _unrecorded(played: Round, state: State) -> None:
+    """Where no checkpoints are kept."""

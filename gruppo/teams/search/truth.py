@@ -6,11 +6,14 @@ It can be made to err on purpose, the same way each time, to see what training m
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from gruppo.errors import TeamError
 from gruppo.search_state import Document, Label, Verdict
+from gruppo.search_tables import ORDER
 from gruppo.teams.base import seed_of
-from gruppo.types import Task
+from gruppo.tools.documents import SEARCH, SearchTool
+from gruppo.types import Task, Tool
 
 LABELS = (Label.IMPORTANT, Label.RELEVANT, Label.IRRELEVANT)
 
@@ -23,6 +26,19 @@ def labels_of(task: Task) -> Mapping[str, Label]:
     if wrong := [label for label in given.values() if label not in LABELS]:
         raise TeamError(f"extra_info.documents: no label {str(wrong[0])[:40]!r}: use {', '.join(LABELS)}")
     return {str(document): Label(label) for document, label in given.items()}
+
+
+def of_originals(task: Task, tools: Mapping[str, Tool]) -> Task:
+    """The task, each label with the document that the searches of `tools` find for it: a copy is never found, and what
+    stands in its place has the strongest label of them all. Raises TeamError as `labels_of`."""
+    tool, labels = tools.get(SEARCH), labels_of(task)
+    if not labels or not isinstance(tool, SearchTool):
+        return task
+    moved: dict[str, Label] = {}
+    for document, label in labels.items():
+        original = tool.orchestrator.index.original_id(document)
+        moved[original] = min(label, moved.get(original, label), key=ORDER.index)
+    return replace(task, extra_info={**task.extra_info, "documents": moved})
 
 
 def check(task: Task, documents: Iterable[Document]) -> tuple[Verdict, ...]:
