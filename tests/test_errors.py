@@ -42,7 +42,7 @@ from gruppo.training.model import TINY
         ({"roles__writer__engine": "lokal"}, "no such engine: did you mean local?"),
         ({"team__program": "solvr"}, "no such team: did you mean solver?"),
         ({"team__program": "no_team.py:Team"}, "no_team.py: no such file"),
-        ({"team__solver__prompts": "compcat"}, "team.prompts = 'compcat': no such file"),
+        ({"team__solver__prompts": "compcat"}, "team.solver.prompts = 'compcat': no such file"),
         ({"tools__names": '["pyton"]'}, "no tool 'pyton': did you mean python?"),
         ({"tools__names": '["no_tools.py:search"]'}, "no_tools.py: no such file"),
         ({"tools__corpus": "no_folder"}, "tools.corpus: no_folder: no such file"),

@@ -193,7 +193,7 @@ def test_the_trained_executor_plays_whole_searches(gruppo: Command, trained: Pat
 def test_what_is_wrong_is_one_line(gruppo: Command, trained: Path, tmp_path: Path) -> None:
     refused(gruppo("search", "eval", "nowhere"), "is not a run folder")
     refused(gruppo("search", "eval", str(trained), "--checkpoint", "7"), "it has 0, 2")
-    refused(gruppo("search", "eval", str(trained), "--mode", "gready"), "expected greedy or sampled")
+    refused(gruppo("search", "eval", str(trained), "--mode", "gready"), "did you mean greedy?")
     refused(gruppo("search", "audit", "nowhere"), "is not a run folder")
     refused(gruppo("search", "compare", "--before", "a", "--after", "b"), "gruppo search run writes it")
     refused(gruppo("search", "run", "--out", "x", "--split", "test"), 'whole searches are played by "search"')

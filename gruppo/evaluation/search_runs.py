@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+import pydantic
+
 from gruppo.data.rounds import plain
 from gruppo.evaluation.search_rounds import Worth, columns, gain_lines, means_of, of_seeds, paired_gain, source_of
 from gruppo.types import Outcome

@@ -15,7 +15,7 @@ from typing import Any
 from gruppo.config import load
 from gruppo.data.base import TaskSet
 from gruppo.errors import ConfigError, boundary
-from gruppo.evaluation.evaluate import MODES
+from gruppo.evaluation.evaluate import check_mode
 from gruppo.evaluation.search_audit import Rewards, audit_pair, audit_text, audit_training
 from gruppo.evaluation.search_rounds import (
     Tried,
@@ -148,8 +148,7 @@ def play_states(
     is called "baseline" or "step N". `overrides` are laid over the run's settings. Raises UserError."""
     config = config_of(path, overrides)
     config = config.model_copy(update={"eval": config.eval.model_copy(update={"attempts": attempts})})
-    if mode not in MODES:
-        raise ConfigError(f"--mode {mode}: expected {' or '.join(MODES)}")
+    check_mode(mode)
     tasks = make_tasks(config, "test")
     with Run.open(path) as run:
         checkpoints = {side: _checkpoint(run, side) for side in sides if not isinstance(side, str)}

@@ -12,9 +12,10 @@ from gruppo.teams.base import Prompt
 
 
 def read_prompts(
-    which: str, sizes: Mapping[str, str], roles: Sequence[str], fields: Sequence[str]
+    key: str, which: str, sizes: Mapping[str, str], roles: Sequence[str], fields: Sequence[str]
 ) -> dict[str, Prompt]:
-    """The prompts of a size, or of a user's TOML file: role -> Prompt. Raises ConfigError for a missing or odd file."""
+    """The prompts of a size, or of a user's TOML file: role -> Prompt. Raises ConfigError for a missing or odd file,
+    naming the config's `key`."""
     path = Path(__file__).parent / "prompts" / sizes[which] if which in sizes else Path(which)
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -23,14 +24,12 @@ def read_prompts(
         }
         for role, prompt in prompts.items():
             if role not in roles:
-                raise ConfigError(f"team.prompts = {which!r}: unknown role {role!r}{suggest(role, roles)}")
+                raise ConfigError(f"{key} = {which!r}: unknown role {role!r}{suggest(role, roles)}")
             prompt.messages(dict.fromkeys(fields, ""))
         return prompts
     except FileNotFoundError:
-        raise ConfigError(f"team.prompts = {which!r}: no such file; use 'compact', 'full' or a TOML file") from None
+        raise ConfigError(f"{key} = {which!r}: no such file; use 'compact', 'full' or a TOML file") from None
     except OSError as error:
-        raise ConfigError(f"team.prompts = {which!r}: can't be read: {error.strerror}") from None
+        raise ConfigError(f"{key} = {which!r}: can't be read: {error.strerror}") from None
     except (ValueError, LookupError, TypeError, AttributeError) as error:  # syntax, bytes, a missing or unknown field
-        raise ConfigError(
-            f"team.prompts = {which!r}: each role needs a table with 'user' (and 'system'): {error}"
-        ) from None
+        raise ConfigError(f"{key} = {which!r}: each role needs a table with 'user' (and 'system'): {error}") from None

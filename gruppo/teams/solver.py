@@ -146,7 +146,8 @@ class Solver:
 
 def solver_prompts(which: str) -> dict[str, Prompt]:
     """The prompts of a size, or of a user's TOML file: role -> Prompt. Raises ConfigError for a missing or odd file."""
-    return read_prompts(which, {"compact": "solver_compact.toml", "full": "solver_full.toml"}, ROLES, FIELDS)
+    sizes = {"compact": "solver_compact.toml", "full": "solver_full.toml"}
+    return read_prompts("team.solver.prompts", which, sizes, ROLES, FIELDS)
 
 
 def describe(tools: Mapping[str, Tool]) -> str:

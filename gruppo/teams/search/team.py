@@ -57,7 +57,7 @@ class Search:
 
 def prompts_of(config: SearchConfig) -> dict[str, Prompt]:
     """The prompts of the roles, in the words that the config chooses."""
-    return read_prompts(config.prompts, SIZES, ROLES, FIELDS)
+    return read_prompts("team.search.prompts", config.prompts, SIZES, ROLES, FIELDS)
 
 
 def require_tools(cast: Cast) -> None:
