@@ -186,8 +186,8 @@ def test_own_prompts_are_a_toml_file(tmp_path: Path) -> None:
         ("[planner]\nuser = 3", "each role needs a table"),
         ('[plannr]\nuser = "x"', "plannr"),
         ("[planner]\nuser = 'the {questoin}'", "questoin"),
-        ("folder", "team.prompts"),
-        (b"\xff", "team.prompts"),
+        ("folder", "team.solver.prompts"),
+        (b"\xff", "team.solver.prompts"),
     ],
 )
 def test_own_prompts_that_are_wrong_are_one_line_for_the_user(tmp_path: Path, content, reason: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from command_line import Command, refused
-from small_run import base_files
+from one_layer import one_layer
 
 from gruppo.config import load
 from gruppo.engines.local import LocalEngine
@@ -127,16 +127,14 @@ def test_a_known_model_needs_only_its_config(tmp_path: Path) -> None:
     assert keys < found.working["sampling: key-values and logits"] < 1.2 * keys
 
 
-def test_models_of_folders_are_counted_where_a_role_plays_on_them(tmp_path: Path) -> None:
-    for name, content in base_files().items():
-        (tmp_path / name).write_bytes(content)
+def test_models_of_folders_are_counted_where_a_role_plays_on_them() -> None:
     sizes = {"model__processes": "2", "model__threads": "1", "model__cache_mb": "0"}
-    entry = {**sizes, "engines__trained__folder": str(tmp_path)}
+    entry = {**sizes, "engines__trained__folder": one_layer()}
     alone = estimate(config_of(**sizes))
     assert estimate(config_of(**entry)).memory == alone.memory and not alone.engines, "nobody sits there"
     seated = entry | {"roles__writer__engine": "trained"}
     found = estimate(config_of(**seated))
-    shape = shape_of(config_of(model__base=str(tmp_path)))
+    shape = shape_of(config_of(model__base=one_layer()))
     (own,) = found.engines.values()
     assert found.memory == {**alone.memory, "weights of engine trained": 4 * own} and own < found.base
     rows = 300 * 2  # test tasks, both modes

@@ -34,7 +34,7 @@ class Interrupting(Log):
         super().__init__(quiet().console)
         self.after = after
 
-    def progress(self, description: str, total: int, completed: int = 0) -> Any:
+    def progress(self, description: str, total: int, completed: int = 0, noun: str = "step") -> Any:
         log = self
 
         class Counted(Bar):
@@ -43,7 +43,7 @@ class Interrupting(Log):
                 if self._step > log.after:
                     raise Interrupted
 
-        return _closing(Counted(self, description, total, completed))
+        return _closing(Counted(self, description, total, completed, noun))
 
 
 class _closing:
