@@ -10,6 +10,7 @@ from statistics import fmean
 import pytest
 from command_line import Command, refused
 from kept_states import search_world
+from one_layer import one_layer
 from rich.console import Console
 
 from gruppo.config import load
@@ -18,9 +19,10 @@ from gruppo.run import RunConfig
 from gruppo.searching import assessing
 from gruppo.stages import train
 
-CONFIG = """
+CONFIG = f"""
 seed = 1
 [model]
+base = "{one_layer()}"
 threads = 1
 [policies.executor]
 rank = 4
@@ -43,8 +45,8 @@ test = "rounds"
 num_test = 8
 [tasks.rounds]
 min_clues_per_round = 1
-folder = "{root}/train"
-evaluation_folder = "{root}/validation"
+folder = "{{root}}/train"
+evaluation_folder = "{{root}}/validation"
 [rewards]
 search = 1.0
 [train]
@@ -56,8 +58,9 @@ steps = 0
 [eval]
 stages = false
 """
-WHOLE = """
+WHOLE = f"""
 [model]
+base = "{one_layer()}"
 threads = 1
 [policies.executor]
 rank = 4

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import Command, refused
 from kept_states import search_world
+from one_layer import one_layer
 from safetensors.torch import load_file
 
 from gruppo.config import load
@@ -20,8 +21,9 @@ from gruppo.searching.training import config_of
 from gruppo.store import Run
 from gruppo.types import Episode, Task
 
-CONFIG = """
+CONFIG = f"""
 [model]
+base = "{one_layer()}"
 threads = 1
 [policies.executor]
 rank = 4
