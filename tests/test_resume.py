@@ -110,7 +110,7 @@ def lose_the_versions(folder: Path, state: dict[str, Any]) -> None:
 
 
 def take_older_weights(folder: Path, state: dict[str, Any]) -> None:
-    name = "policies/executor/adapter_model.safetensors"
+    name = "policies/planner/adapter_model.safetensors"
     shutil.copy(folder.parent / "checkpoints" / f"step-{HALF_WAY - 1:06d}" / name, folder / name)
 
 
@@ -118,7 +118,7 @@ LOSSES: dict[Callable[[Path, dict[str, Any]], None], set[str]] = {
     lose_nothing: set(),
     lose_the_moments: {"policies/planner/adapter_model.safetensors", "optimizer-planner.safetensors"},
     lose_the_versions: {"state.json"},
-    take_older_weights: {"policies/executor/adapter_model.safetensors"},
+    take_older_weights: {"policies/planner/adapter_model.safetensors"},
 }
 
 
