@@ -55,6 +55,8 @@ def test_what_is_appended_comes_back_and_of_a_key_the_last_counts(tmp_path: Path
     assert write(path, [Result("b", 1)])["b", 1].answer is None
     write(path, [Result("c", 1, "\ud800")])
     assert read(path)["c", 1].answer == "?", "half a surrogate pair is in no file"
+    odd = HEADER | {"名": "\ud800"}
+    assert write(tmp_path / "odd", RESULTS[:1], odd) == write(tmp_path / "odd", [], odd)
 
 
 def test_every_line_is_on_disk_before_the_next(tmp_path: Path) -> None:
