@@ -168,6 +168,9 @@ def test_runs_that_are_no_seeds_of_one_training_are_refused(gruppo: Command, see
     (odd / "config.toml").write_text(config)
     shutil.rmtree(max((odd / "checkpoints").iterdir()))
     refused(gruppo("search", "eval", str(one), str(odd)), "another newest checkpoint")
+    ended = gruppo("search", "eval", str(one), str(odd), "--checkpoint", "2")
+    refused(ended, "odd has none of this step; it has 0")
+    assert ended.err.count("\n") == 1, "before the first is played"
 
 
 def test_what_training_paid_for_is_audited(gruppo: Command, trained: Path) -> None:
