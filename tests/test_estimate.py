@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from command_line import Command, refused
-from small_run import base_files
+from one_layer import one_layer
 
 from gruppo.config import load
 from gruppo.engines.local import LocalEngine
@@ -127,16 +127,14 @@ def test_a_known_model_needs_only_its_config(tmp_path: Path) -> None:
     assert keys < found.working["sampling: key-values and logits"] < 1.2 * keys
 
 
-def test_models_of_folders_are_counted_where_a_role_plays_on_them(tmp_path: Path) -> None:
-    for name, content in base_files().items():
-        (tmp_path / name).write_bytes(content)
+def test_models_of_folders_are_counted_where_a_role_plays_on_them() -> None:
     sizes = {"model__processes": "2", "model__threads": "1", "model__cache_mb": "0"}
-    entry = {**sizes, "engines__trained__folder": str(tmp_path)}
+    entry = {**sizes, "engines__trained__folder": one_layer()}
     alone = estimate(config_of(**sizes))
     assert estimate(config_of(**entry)).memory == alone.memory and not alone.engines, "nobody sits there"
     seated = entry | {"roles__writer__engine": "trained"}
     found = estimate(config_of(**seated))
-    shape = shape_of(config_of(model__base=str(tmp_path)))
+    shape = shape_of(config_of(model__base=one_layer()))
     (own,) = found.engines.values()
     assert found.memory == {**alone.memory, "weights of engine trained": 4 * own} and own < found.base
     rows = 300 * 2  # test tasks, both modes
@@ -147,7 +145,12 @@ def test_models_of_folders_are_counted_where_a_role_plays_on_them(tmp_path: Path
     half = estimate(config_of(**{**seated, "engines__trained__dtype": "bfloat16", "model__cache_mb": "64"}))
     assert half.memory["weights of engine trained"] == 2 * own
     assert half.memory["kept key-values of engine trained"] == 64 * 2**20
-    assert not any("not counted" in note for note in found.notes)
+    quantized = estimate(config_of(**{**seated, "engines__trained__quantization": "int8"}))
+    embeddings = shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
+    assert quantized.memory["weights of engine trained"] == 4 * embeddings + own - embeddings
+    elsewhere = "engine trained is on cuda; the sum has its memory too."
+    assert elsewhere not in found.notes
+    assert elsewhere in estimate(config_of(**{**seated, "engines__trained__device": "cuda"})).notes
 
 
 def test_constants_are_those_of_the_engine() -> None:

@@ -162,7 +162,7 @@ def test_a_full_disk_is_named_and_the_rest_is_added_once_there_is_room(tmp_path:
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, hard))
     try:
         with pytest.raises(StoreError, match=f"some.jsonl: can't be written: {os.strerror(27)}; the same command"):
-            write(path, RESULTS[1:])
+            write(path, RESULTS[1:2])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert read(path) == {RESULTS[0].key: RESULTS[0]}

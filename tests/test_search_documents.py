@@ -345,6 +345,7 @@ def test_what_is_no_index_is_named(tmp_path: Path) -> None:
 
 def test_half_a_surrogate_pair_is_no_crash() -> None:
     index = BM25Index([Passage("\ud800", "\ud800", "fox \udfff")])
+    assert BM25Index([Passage("!", "", "fox"), Passage("\ud800", "", "fox")]).original_id("\ud800") == "!"
     assert ids(index, "fox \ud800") == ["?"] and index["\ud800"].text == "fox ?" and index.titled("\ud800")
 
 
