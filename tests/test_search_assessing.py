@@ -95,7 +95,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def seeds(trained: Path) -> list[Path]:
     """The same training with two seeds."""
     config = load(
-        RunConfig, [trained.parent / "config.toml"], {"seed": "2", "model.device": "cpu", "monitor.name": "second"}
+        RunConfig, [trained.parent / "config.toml"], {"seed": "2", "model.threads": "2", "monitor.name": "second"}
     )
     train(config, trained.parent / "another", False, Log(Console(quiet=True)))
     return [trained, trained.parent / "another"]
