@@ -8,6 +8,7 @@ Torch is slow to import, so what needs it is imported by the command that runs i
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
@@ -29,7 +30,6 @@ from gruppo.errors import ConfigError, GruppoError, UserError
 from gruppo.log import Log
 
 QUICKSTART = Path(__file__).parent / "quickstart.toml"
-STOPPED = "stopped; a run goes on with --resume"
 
 app = typer.Typer(
     help="Train teams of tool-using LLM agents. Any setting can be given as --table.key value: `gruppo config --keys`.",
@@ -49,7 +49,9 @@ def main() -> None:
     warnings.formatwarning = lambda message, *_args, **_kwargs: f"warning: {message}\n"
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers|peft")  # their own house-keeping
     try:
-        sys.exit(app(standalone_mode=False))
+        if (code := app(standalone_mode=False)) == 130:  # what typer makes of an interrupt
+            raise KeyboardInterrupt
+        sys.exit(code)
     except _UsageError as error:
         stop(f"error: {error.format_message()}" if error.format_message() else "", 2)  # without words it is the help
     except UserError as error:
@@ -57,11 +59,11 @@ def main() -> None:
     except GruppoError as error:
         stop(f"failed: {error}", 1)
     except KeyboardInterrupt:
-        stop(STOPPED, 130)
-    except SystemExit as ended:
-        if ended.code == 130:  # what typer makes of an interrupt
-            stop(STOPPED, 130)
-        raise
+        stop("stopped; a run goes on with --resume", 130)
+    except OSError as error:
+        if error.errno not in (errno.ENAMETOOLONG, errno.EACCES):
+            raise
+        stop(f"error: {str(error.filename)[:80]}: {error.strerror}", 2)  # not even whether it is there can be told
 
 
 def stop(message: str, code: int) -> None:

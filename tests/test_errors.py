@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -262,6 +263,16 @@ def test_an_interrupted_command_says_how_to_go_on(gruppo: Command, tmp_path: Pat
     (tmp_path / "own.py").write_text(interrupt)
     ended = gruppo("check", "env", "--limit", "1", "--rewards", '{"own.py:stop" = 1.0}')
     assert (ended.code, ended.line) == (130, "stopped; a run goes on with --resume")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["train", "--config"], ["report"], ["search", "eval"], ["search", "q", "--corpus"], ["data", "check"], ["grade"]],
+)
+def test_a_name_that_no_file_can_have_is_one_line(gruppo: Command, words: list[str]) -> None:
+    ended = gruppo(*words, "x" * 300)
+    refused(ended, os.strerror(errno.ENAMETOOLONG))
+    assert ended.err.count("\n") == 1 and len(ended.err) < 200
 
 
 def test_a_full_disk_is_named_and_the_run_goes_on_once_there_is_room(gruppo: Command, tmp_path: Path) -> None:

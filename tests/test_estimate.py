@@ -145,7 +145,12 @@ def test_models_of_folders_are_counted_where_a_role_plays_on_them() -> None:
     half = estimate(config_of(**{**seated, "engines__trained__dtype": "bfloat16", "model__cache_mb": "64"}))
     assert half.memory["weights of engine trained"] == 2 * own
     assert half.memory["kept key-values of engine trained"] == 64 * 2**20
-    assert not any("not counted" in note for note in found.notes)
+    quantized = estimate(config_of(**{**seated, "engines__trained__quantization": "int8"}))
+    embeddings = shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
+    assert quantized.memory["weights of engine trained"] == 4 * embeddings + own - embeddings
+    elsewhere = "engine trained is on cuda; the sum has its memory too."
+    assert elsewhere not in found.notes
+    assert elsewhere in estimate(config_of(**{**seated, "engines__trained__device": "cuda"})).notes
 
 
 def test_constants_are_those_of_the_engine() -> None:

@@ -55,6 +55,8 @@ def test_what_is_appended_comes_back_and_of_a_key_the_last_counts(tmp_path: Path
     assert write(path, [Result("b", 1)])["b", 1].answer is None
     write(path, [Result("c", 1, "\ud800")])
     assert read(path)["c", 1].answer == "?", "half a surrogate pair is in no file"
+    odd = HEADER | {"名": "\ud800"}
+    assert write(tmp_path / "odd", RESULTS[:1], odd) == write(tmp_path / "odd", [], odd)
 
 
 def test_every_line_is_on_disk_before_the_next(tmp_path: Path) -> None:
@@ -160,7 +162,7 @@ def test_a_full_disk_is_named_and_the_rest_is_added_once_there_is_room(tmp_path:
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, hard))
     try:
         with pytest.raises(StoreError, match=f"some.jsonl: can't be written: {os.strerror(27)}; the same command"):
-            write(path, RESULTS[1:])
+            write(path, RESULTS[1:2])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert read(path) == {RESULTS[0].key: RESULTS[0]}

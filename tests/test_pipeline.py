@@ -219,6 +219,15 @@ def test_the_results_say_what_was_measured(out: Path) -> None:
     )
 
 
+def test_an_interrupted_pipeline_says_once_how_to_go_on(gruppo: Command, tmp_path: Path) -> None:
+    put_files(tmp_path)
+    (tmp_path / "reward.py").write_text(
+        "import os, signal\n\ndef noise(task, episodes):\n    os.kill(os.getpid(), signal.SIGINT)\n"
+    )
+    ended = gruppo("pipeline", "run", "recipe.toml", "--out", "out")
+    assert ended.code == 130 and ended.err.endswith("\nstopped; the same command goes on\n"), ended
+
+
 def test_again_it_plays_nothing(gruppo: Command, out: Path) -> None:
     before = {file: file.stat().st_mtime_ns for file in out.rglob("*.*") if file.name != "pipeline.lock"}
     ended = gruppo("pipeline", "run", "recipe.toml", "--out", "out", f"--{THRESHOLD}=0")

@@ -17,6 +17,7 @@ from sandbox_tools import children_of, is_alive, is_tidy, make, num_resting, run
 from gruppo.errors import ToolError
 from gruppo.tools.cgroup import make_group, remove_group
 from gruppo.tools.python import PythonTool
+from gruppo.tools.sandbox import USERS
 from gruppo.types import ToolResult
 
 if sys.platform != "linux":
@@ -118,6 +119,12 @@ def test_what_another_tool_runs_takes_nothing_from_the_limit_on_processes(python
         beside.close()
         for caller in callers:
             caller.join()
+
+
+def test_users_of_the_code_are_nobody_elses() -> None:
+    num_slots = 1 << 16
+    assert USERS.start > 0x6FFFFFFF, "up to here systemd gives them to containers"
+    assert USERS.stop + num_slots <= 0x7FFE0000, "from here on, to the owners of foreign images"
 
 
 def test_the_world_is_empty(python: PythonTool) -> None:

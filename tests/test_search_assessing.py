@@ -14,6 +14,7 @@ from one_layer import one_layer
 from rich.console import Console
 
 from gruppo.config import load
+from gruppo.data.world import world_of
 from gruppo.log import Log
 from gruppo.run import RunConfig
 from gruppo.searching import assessing
@@ -96,7 +97,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def seeds(trained: Path) -> list[Path]:
     """The same training with two seeds."""
-    config = load(RunConfig, [trained.parent / "config.toml"], {"seed": "2"})
+    config = load(
+        RunConfig, [trained.parent / "config.toml"], {"seed": "2", "model.threads": "2", "monitor.name": "second"}
+    )
     train(config, trained.parent / "another", False, Log(Console(quiet=True)))
     return [trained, trained.parent / "another"]
 
@@ -169,8 +172,26 @@ def test_runs_that_are_no_seeds_of_one_training_are_refused(gruppo: Command, see
         (odd / "config.toml").write_text(config.replace(old, new))
         refused(gruppo("search", "eval", str(one), str(odd)), said)
     (odd / "config.toml").write_text(config)
+    weights = next(max((odd / "checkpoints").iterdir()).rglob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-1])
+    ended = gruppo("search", "eval", str(one), str(odd))
+    refused(ended, "odd")
+    assert ended.err.count("\n") == 1, "before the first is played"
     shutil.rmtree(max((odd / "checkpoints").iterdir()))
     refused(gruppo("search", "eval", str(one), str(odd)), "another newest checkpoint")
+    ended = gruppo("search", "eval", str(one), str(odd), "--checkpoint", "2")
+    refused(ended, "odd has none of this step; it has 0")
+    assert ended.err.count("\n") == 1, "before the first is played"
+
+
+def test_true_labels_follow_the_copies_of_other_documents(gruppo: Command, trained: Path, tmp_path: Path) -> None:
+    passages = world_of(0).passages
+    rows = [{"id": prefix + id, "title": title, "text": text} for id, title, text in passages for prefix in ("", "!")]
+    (tmp_path / "copies.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    words = ["--tools.corpus", "copies.jsonl", "--team.search.wrong_labels", "0"]
+    found = json.loads(gruppo("search", "eval", str(trained), "--json", *words).out)
+    assert found["audit"]["verdicts"] > 0 == found["audit"]["wrong"]
+    assert found["audit"]["confusion"]["IMPORTANT"]["IMPORTANT"] > 0
 
 
 def test_what_training_paid_for_is_audited(gruppo: Command, trained: Path) -> None:
@@ -195,7 +216,8 @@ def test_the_trained_executor_plays_whole_searches(gruppo: Command, trained: Pat
 
 def test_what_is_wrong_is_one_line(gruppo: Command, trained: Path, tmp_path: Path) -> None:
     refused(gruppo("search", "eval", "nowhere"), "is not a run folder")
-    refused(gruppo("search", "eval", str(trained), "--checkpoint", "7"), "it has 0, 2")
+    refused(gruppo("search", "eval", str(trained), "--checkpoint", "7", "--out", "new.json"), "it has 0, 2")
+    assert not (tmp_path / "new.json").exists()
     refused(gruppo("search", "eval", str(trained), "--mode", "gready"), "did you mean greedy?")
     refused(gruppo("search", "audit", "nowhere"), "is not a run folder")
     refused(gruppo("search", "compare", "--before", "a", "--after", "b"), "gruppo search run writes it")

@@ -60,6 +60,17 @@ def test_what_was_found_before_does_not_pay_again() -> None:
     assert "duplicates" not in scores(more) and more.reward == pytest.approx(1.0 - 0.02)
 
 
+def test_a_label_of_a_copy_is_paid_as_that_of_the_document_that_is_found() -> None:
+    copies = [Passage(f"0-{each.id}", each.title, f" {each.text}") for each in PASSAGES]
+    (episode,) = collect([clues("mayor Vael", "Odo Brin")], passages=[*PASSAGES, *copies])
+    assert {verdict.document: verdict.label for verdict in first(episode).verdicts} == {
+        "0-a": "IMPORTANT",
+        "0-b": "IMPORTANT",
+        "0-d": "RELEVANT",
+    }
+    assert scores(episode) == {"found": 1.0, "important": 2.0, "relevant": 1.0, "clues": 2.0}
+
+
 def test_weights_come_from_the_config() -> None:
     weights = SearchRewardConfig(important=0.0, relevant=2.0, irrelevant=-1.0, clues=0.0)
     (episode,) = collect([clues("population of Vael")], weights=weights)

@@ -61,7 +61,7 @@ def open_ledger(path: Path, header: Header, kind: type[SomeLine]) -> Iterator[Le
     Raises StoreError, and leaves the file as it is, if that has another header or a broken line, if another process
     writes it, or if it can't be written.
     """
-    header = json.loads(json.dumps(header))
+    header = json.loads(_encoded(header))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = FileIO(path, "a+")  # without a buffer, which would be written once more when a full disk has refused it

@@ -96,7 +96,8 @@ def evaluate_seeds(
 
 
 def require_seeds(paths: Sequence[Path], configs: Sequence[RunConfig], sides: Sequence[Side]) -> None:
-    """Raises ConfigError for runs that differ in more than their seeds, or in the states that they are evaluated on."""
+    """Raises ConfigError for runs that differ in more than their seeds, in the states that they are evaluated on, or
+    that lack a checkpoint of `sides`."""
     first, seeds = paths[0], set[int]()
     settings, tasks, step = _settings(configs[0]), make_tasks(configs[0], "test").fingerprint, _newest(first)
     for path, config in zip(paths, configs, strict=True):
@@ -109,6 +110,8 @@ def require_seeds(paths: Sequence[Path], configs: Sequence[RunConfig], sides: Se
             raise ConfigError(f"{path}: is evaluated on other states than {first}")
         if None in sides and _newest(path) != step:
             raise ConfigError(f"{path}: has another newest checkpoint than {first}; name one, --checkpoint N")
+        for side in set(sides) - {BASELINE}:
+            _checkpoint(Run.open(path), step if side is None else side)
         seeds.add(config.seed)
 
 
@@ -154,8 +157,8 @@ def play_states(
         checkpoints = {side: _checkpoint(run, side) for side in sides if not isinstance(side, str)}
         names = {side: f"step {checkpoints[side].step}" if side in checkpoints else BASELINE for side in sides}
         assembly, found = assemble(config), {}
-        known = TaskSet((of_originals(task, assembly.rollout.tools) for task in tasks), tasks.name)
         try:
+            known = TaskSet((of_originals(task, assembly.rollout.tools) for task in tasks), tasks.name)
             if BASELINE in sides:
                 begin_again(run, config, assembly.learner)
             for side in sorted(sides, key=lambda side: side != BASELINE):  # which is of fresh policies, so comes first

@@ -26,7 +26,7 @@ from gruppo.errors import ToolError
 from gruppo.tools.cgroup import make_group, remove_group
 
 GRACE_SECONDS = 20.0  # beyond a call's own limit, until the sandbox itself counts as hung
-USERS = range(0x70000000, 0x7FFF0000)  # numbers that systems give to nobody: whom the code runs as if we are root
+USERS = range(0x70000000, 0x7FFD0000)  # numbers that systems give to nobody: whom the code runs as if we are root
 
 PROBE = b"""
 import socket

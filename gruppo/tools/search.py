@@ -51,9 +51,8 @@ class BM25Index:
                 self._database.execute("PRAGMA temp_store = MEMORY")  # sorting, too: no disk is needed that may be full
             build(self._database, passages)
             if path:
-                self._database.execute("CREATE TABLE about AS SELECT ? AS name", (Path(path).stem,))
                 self._database.close()
-                seal(building)
+                seal(building, Path(path).stem)
                 os.replace(building, path)
                 self._database = mapped(path)
         except (OSError, sqlite3.OperationalError) as error:
@@ -93,22 +92,14 @@ class BM25Index:
         path = folder / f"{fingerprint(corpus, [corpus] if is_jsonl else files_of(corpus))}.index"
         if path.is_file():
             try:
-                index = cls.open(path)
-                if index.name == path.stem:
-                    return index
-                index.close()
+                return cls.open(path)
             except DataError:
-                pass  # cut or damaged: as one of other files, it is made anew
+                pass  # cut, damaged or of other files: it is made anew
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise DataError(f"{folder}: the index can't be written: {error.strerror}") from error
         return (cls.from_jsonl if is_jsonl else cls.from_folder)(corpus, path)
-
-    @property
-    def name(self) -> str:
-        """What the file was called, without its suffix, when it was written."""
-        return self._database.execute("SELECT name FROM about").fetchone()[0]
 
     def __len__(self) -> int:
         return self._database.execute("SELECT count(*) FROM passages").fetchone()[0]
@@ -213,28 +204,29 @@ def mapped(path: str | Path) -> sqlite3.Connection:
     return database
 
 
-def seal(path: str | Path) -> None:
-    """Write a digest at the end of a complete file, where SQLite does not look."""
+def seal(path: str | Path, name: str) -> None:
+    """Write a digest at the end of a complete file, where SQLite does not look; `name` is the stem it will have."""
     with open(path, "r+b") as file:
-        digest = digest_of(file, os.path.getsize(path))
+        digest = digest_of(file, os.path.getsize(path), name)
         file.seek(0, os.SEEK_END)
         file.write(digest)
 
 
 def require_seal(path: str | Path) -> None:
-    """Raises DataError for a file that is cut, longer, or in some places other than it was written; a large file is not
-    read as a whole, so what is torn within a place that is not looked at comes to light when it is searched."""
-    size = os.path.getsize(path) - SEAL_BYTES
+    """Raises DataError for a file that is cut, longer, renamed, or in some places other than it was written; a large
+    file is not read as a whole, so what is torn within a place that is not looked at comes to light in a search."""
     with open(path, "rb") as file:
-        digest = digest_of(file, size)
+        size = os.fstat(file.fileno()).st_size - SEAL_BYTES
+        digest = digest_of(file, size, Path(path).stem)
         file.seek(max(0, size))
         if file.read() != digest:
-            raise DataError(f"{path}: not a search index, or cut, damaged or of another version; remove it")
+            raise DataError(f"{path}: not a search index, or cut, damaged, renamed or of another version; remove it")
 
 
-def digest_of(file: BinaryIO, size: int) -> bytes:
-    """Of the first `size` bytes: how many they are, and at most NUM_BLOCKS blocks of them, first and last included."""
-    digest = hashlib.blake2b(f"{VERSION} {size}".encode(), digest_size=SEAL_BYTES)
+def digest_of(file: BinaryIO, size: int, name: str) -> bytes:
+    """Of the first `size` bytes: how many they are, whose, and at most NUM_BLOCKS blocks of them, first and last
+    included."""
+    digest = hashlib.blake2b(f"{VERSION} {size} {name}".encode("utf-8", "replace"), digest_size=SEAL_BYTES)
     last = max(0, size - 1) // BLOCK_BYTES
     for number in sorted({last * number // (NUM_BLOCKS - 1) for number in range(NUM_BLOCKS)}):
         file.seek(number * BLOCK_BYTES)
