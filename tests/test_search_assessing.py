@@ -10,7 +10,6 @@ from statistics import fmean
 import pytest
 from command_line import Command, refused
 from kept_states import search_world
-from one_layer import one_layer
 from rich.console import Console
 
 from gruppo.config import load
@@ -20,10 +19,9 @@ from gruppo.run import RunConfig
 from gruppo.searching import assessing
 from gruppo.stages import train
 
-CONFIG = f"""
+CONFIG = """
 seed = 1
 [model]
-base = "{one_layer()}"
 threads = 1
 [policies.executor]
 rank = 4
@@ -46,8 +44,8 @@ test = "rounds"
 num_test = 8
 [tasks.rounds]
 min_clues_per_round = 1
-folder = "{{root}}/train"
-evaluation_folder = "{{root}}/validation"
+folder = "{root}/train"
+evaluation_folder = "{root}/validation"
 [rewards]
 search = 1.0
 [train]
@@ -59,9 +57,8 @@ steps = 0
 [eval]
 stages = false
 """
-WHOLE = f"""
+WHOLE = """
 [model]
-base = "{one_layer()}"
 threads = 1
 [policies.executor]
 rank = 4
@@ -219,6 +216,8 @@ def test_what_is_wrong_is_one_line(gruppo: Command, trained: Path, tmp_path: Pat
     refused(gruppo("search", "eval", str(trained), "--checkpoint", "7", "--out", "new.json"), "it has 0, 2")
     assert not (tmp_path / "new.json").exists()
     refused(gruppo("search", "eval", str(trained), "--mode", "gready"), "did you mean greedy?")
+    elsewhere = ["--tools.corpus", "world:test"]  # where nothing of the states' can be found
+    refused(gruppo("search", "eval", str(trained), *elsewhere), "tools.corpus = 'world:test': has none of the ")
     refused(gruppo("search", "audit", "nowhere"), "is not a run folder")
     refused(gruppo("search", "compare", "--before", "a", "--after", "b"), "gruppo search run writes it")
     refused(gruppo("search", "run", "--out", "x", "--split", "test"), 'whole searches are played by "search"')

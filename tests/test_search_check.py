@@ -104,6 +104,16 @@ def test_prompts_that_do_not_fit_are_counted(gruppo: Command, searches: Path) ->
     assert "context_overflow" in told(found, "attempt 1: ")[1]
 
 
+def test_a_corpus_that_the_states_are_not_of_is_a_problem(gruppo: Command, searches: Path, tmp_path: Path) -> None:
+    ended, found = checked(gruppo, searches, "--tools.corpus", "world:test")
+    assert ended.code == 1 and not found[-1][0] and "documents that the training states name" in found[-1][1]
+    search_world(tmp_path / "held_out", "test", 2, ["lookup"])
+    for stages in ("true", "false"):
+        words = ("--evaluation", str(tmp_path / "held_out"), "--eval.stages", stages)
+        is_ok, text = told(checked(gruppo, searches, *words)[1], "tools.corpus = 'world:train': has none of the ")
+        assert is_ok == (stages == "false") and "the evaluation states name" in text and "gruppo search eval" in text
+
+
 def test_a_checker_that_is_down_is_a_problem_of_each_attempt(gruppo: Command, searches: Path) -> None:
     ended, found = checked(gruppo, searches, text=CONFIG + DOWN)
     assert ended.code == 1 and "engine_failed" in told(found, "attempt 1: ")[1]

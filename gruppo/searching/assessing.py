@@ -14,6 +14,7 @@ from typing import Any
 
 from gruppo.config import load
 from gruppo.data.base import TaskSet
+from gruppo.data.rounds import round_state_of
 from gruppo.errors import ConfigError, boundary
 from gruppo.evaluation.evaluate import check_mode
 from gruppo.evaluation.search_audit import Rewards, audit_pair, audit_text, audit_training
@@ -31,6 +32,7 @@ from gruppo.evaluation.search_rounds import (
 from gruppo.log import Log
 from gruppo.rewards.search import search
 from gruppo.run import RunConfig, assemble, make_tasks
+from gruppo.searching.grounds import require_ground
 from gruppo.stages import begin_again, play
 from gruppo.store import Checkpoint, Run
 from gruppo.teams.search.truth import of_originals
@@ -158,6 +160,8 @@ def play_states(
         names = {side: f"step {checkpoints[side].step}" if side in checkpoints else BASELINE for side in sides}
         assembly, found = assemble(config), {}
         try:
+            states = f"the evaluation states of {path}"
+            require_ground(states, map(round_state_of, tasks), assembly.rollout.tools, config.tools.corpus)
             known = TaskSet((of_originals(task, assembly.rollout.tools) for task in tasks), tasks.name)
             if BASELINE in sides:
                 begin_again(run, config, assembly.learner)

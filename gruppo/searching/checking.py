@@ -16,10 +16,11 @@ from gruppo.chat import render
 from gruppo.data.round_splits import RoundSplit, given_rounds
 from gruppo.data.rounds import MAX_LISTED, read_rounds
 from gruppo.engines.local import LocalEngine
-from gruppo.errors import DataError, UserError
+from gruppo.errors import ConfigError, DataError, UserError
 from gruppo.run import Assembly, RunConfig, assemble
 from gruppo.search_state import Label, continuation_of
 from gruppo.search_tables import one_line
+from gruppo.searching.grounds import require_ground
 from gruppo.teams.search.seats import prompt_fields
 from gruppo.training.grpo import check as check_training
 from gruppo.training.model import count_parameters
@@ -54,6 +55,7 @@ def check(config: RunConfig) -> Iterator[Finding]:
             yield from _model(config, assembly, time.monotonic() - started)
             if split.training:
                 yield from _prompts(config, assembly, split)
+                yield from _grounds(config, assembly, split)
                 yield from _group(config, assembly, split)
         finally:
             assembly.close()
@@ -119,6 +121,16 @@ def _prompts(config: RunConfig, assembly: Assembly, split: RoundSplit) -> Iterat
         yield Finding(False, f"{said}{too_long} of {len(lengths)} don't fit into {engine.context_length}: {what}")
     else:
         yield Finding(True, f"{said}all {len(lengths)} fit into {engine.context_length}")
+
+
+def _grounds(config: RunConfig, assembly: Assembly, split: RoundSplit) -> Iterator[Finding]:
+    """Whether the corpus is that of the states. Raises ConfigError if it is not that of the training ones."""
+    tools, corpus = assembly.rollout.tools, config.tools.corpus
+    require_ground("the training states", split.training, tools, corpus)
+    try:
+        require_ground("the evaluation states", split.evaluation, tools, corpus)
+    except ConfigError as error:  # which is well if they are played by gruppo search eval alone, over their own
+        yield Finding(not config.eval.stages, f"{error} to gruppo search eval, and set eval.stages = false")
 
 
 def _group(config: RunConfig, assembly: Assembly, split: RoundSplit) -> Iterator[Finding]:

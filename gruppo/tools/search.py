@@ -111,6 +111,9 @@ class BM25Index:
             raise KeyError(id)
         return Passage(*found)
 
+    def __contains__(self, id: str) -> bool:
+        return bool(self._database.execute("SELECT 1 FROM passages WHERE id = ?", (clean(id),)).fetchone())
+
     def search(self, query: str, k: int = 1) -> list[Passage]:
         """The `k` best passages that hold any word of the query, best first, equals in the order of their ids."""
         return [passage for passage, _ in self.scored(query, k)]
