@@ -112,8 +112,9 @@ def require_seeds(paths: Sequence[Path], configs: Sequence[RunConfig], sides: Se
             raise ConfigError(f"{path}: is evaluated on other states than {first}")
         if None in sides and _newest(path) != step:
             raise ConfigError(f"{path}: has another newest checkpoint than {first}; name one, --checkpoint N")
-        for side in set(sides) - {BASELINE}:
-            _checkpoint(Run.open(path), step if side is None else side)
+        for side in sides:
+            if not isinstance(side, str):
+                _checkpoint(Run.open(path), step if side is None else side)
         seeds.add(config.seed)
 
 
