@@ -214,11 +214,11 @@ def how(parts: Parts, algorithm: AlgorithmConfig | None = None, tokens: int = 16
     return Step(algorithm, Coefficients(algorithm.kl_coefficient, algorithm.entropy_coefficient), 1.0, 1.0, tokens)
 
 
-def gradient(parts: Parts, rows: Sequence[Row], max_tokens: int) -> tuple[torch.Tensor, float]:
-    """The gradient and loss of one step over `rows`, split by `max_tokens`; takes no step."""
+def gradient(parts: Parts, rows: Sequence[Row], max_tokens: int, share: bool = True) -> tuple[torch.Tensor, float]:
+    """The gradient and loss of one step over `rows`, split by `max_tokens`, in trees or each alone; takes no step."""
     learner = parts.learner
     loss = 0.0
-    for part in microbatches(rows, max_tokens):
+    for part in microbatches(rows, max_tokens, share):
         loss += accumulate(learner, "planner", part, how(parts))["loss"]
     parameters = learner.parameters("planner").values()
     found = torch.cat([parameter.grad.flatten() for parameter in parameters if parameter.grad is not None])
@@ -237,8 +237,8 @@ def test_gradient_and_loss_are_the_same_however_the_step_is_split_or_merged(tmp_
         scale = max(1.0, expected.abs().max().item())
         for max_tokens in (1, 300):
             assert len(microbatches(rows, max_tokens)) > 1
-            for some in (rows, merge(rows)):
-                found, other_loss = gradient(parts, some, max_tokens)
+            for some, share in ((rows, True), (rows, False), (merge(rows), True)):
+                found, other_loss = gradient(parts, some, max_tokens, share)
                 assert torch.allclose(found, expected, atol=1e-6 * scale, rtol=1e-5)
                 assert other_loss == pytest.approx(loss, abs=1e-6)
         assert gradient(parts, merge(rows), 10**6)[1] == pytest.approx(loss, abs=1e-6)

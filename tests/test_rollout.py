@@ -115,6 +115,24 @@ def test_groups_come_in_the_order_of_their_tasks_with_every_attempt() -> None:
     assert len(set(seeds)) == 9 and plain(other) == plain(groups[1].episodes[0]), "draws don't depend on the siblings"
 
 
+class Uneven(Relay):
+    """The first attempt at a task takes the most turns, so it ends last."""
+
+    async def play(self, task: Task, cast: Cast) -> str:
+        said = await cast["agent"].act(int, question=task.question)
+        for _ in range(2 - said.value):
+            await cast["agent"].act(int, question=task.question)
+        return said.text
+
+
+@pytest.mark.parametrize("mode", ["lockstep", "async"])
+def test_attempts_stand_in_their_order_whichever_ends_first(mode: str) -> None:
+    engine = ScriptedEngine(lambda request: str(request.context[1]))
+    (group,) = make(Uneven(), engine, mode=mode).collect(tasks("a"), 3, 0, "step")
+    assert [(len(episode.turns), episode.answer) for episode in group.episodes] == [(3, "0"), (2, "1"), (1, "2")]
+    assert [episode.attempt for episode in group.episodes] == [0, 1, 2]
+
+
 def test_all_that_wait_are_asked_in_one_call() -> None:
     engine = Counting()
     make(Relay(turns={"b": 3}), engine).collect(tasks("a", "b"), 2, 0, "step")
