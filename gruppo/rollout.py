@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Literal
@@ -160,9 +161,12 @@ def collect_side_by_side(
 
     They share the engines, the limits and the troupe of the first.
     """
-    troupe = next(iter(rollouts.values())).troupe or played
-    called = called_up(tasks)
-    found = {group.id: group for group in scored(rollouts, troupe(rollouts, called, attempts, seed))}
+    called, troupe = called_up(tasks), next(iter(rollouts.values())).troupe
+    if troupe:
+        groups = scored(rollouts, troupe(rollouts, called, attempts, seed))
+    else:
+        groups = stream_side_by_side(rollouts, tasks, attempts, seed)
+    found = {group.id: group for group in groups}
     return {label: [found[group_id(label, name)] for name, _ in called] for label in rollouts}
 
 
@@ -170,7 +174,8 @@ def stream_side_by_side(
     rollouts: Mapping[str, Rollout], tasks: Sequence[Task], attempts: int, seed: int
 ) -> Iterator[Group]:
     """As `stream` for several rollouts by label."""
-    return scored(rollouts, played(rollouts, called_up(tasks), attempts, seed))
+    with closing(played(rollouts, called_up(tasks), attempts, seed)) as handed:  # at once, whoever holds an error of it
+        yield from scored(rollouts, handed)
 
 
 def scored(rollouts: Mapping[str, Rollout], handed: Iterable[Handed]) -> Iterator[Group]:
@@ -185,7 +190,9 @@ def scored(rollouts: Mapping[str, Rollout], handed: Iterable[Handed]) -> Iterato
         faults[label].check(rollout.rewards)
 
 
-def played(rollouts: Mapping[str, Rollout], tasks: Sequence[Called], attempts: int, seed: int) -> Iterator[Handed]:
+def played(
+    rollouts: Mapping[str, Rollout], tasks: Sequence[Called], attempts: int, seed: int
+) -> Generator[Handed, None, None]:
     """The groups of tasks and labels as they end, played in this process and not yet scored."""
     first = next(iter(rollouts.values()))
     with asyncio.Runner(loop_factory=RestingLoop) as runner:  # which ends all that still plays when it is left

@@ -13,7 +13,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -325,6 +325,15 @@ def test_a_stream_that_is_closed_ends_what_plays() -> None:
     with closing(make(team, Counting(), mode="async").stream(tasks(*EIGHT), 1, 0, "step")) as stream:
         assert [group.task.id for group in islice(stream, 1)] == ["t0"] and team.playing == set(EIGHT[1:])
     assert not team.playing
+
+
+@pytest.mark.parametrize("way", [Rollout.stream, Rollout.collect])
+def test_an_error_ends_what_plays_though_its_frames_are_held(way: Callable[..., Iterable[Group]]) -> None:
+    team = Lingering()
+    rollout = make(team, Counting(), reward=lambda task, episodes: [], mode="async")
+    with pytest.raises(RewardError, match="returned 0 scores for 1 episodes") as held:
+        list(way(rollout, tasks(*EIGHT), 1, 0, "step"))
+    assert held.value.__traceback__ and not team.playing
 
 
 @MODES
